@@ -136,7 +136,7 @@ def main() -> None:
     if given.update:
         print(json.dumps(update(given.device, given.model, given.quick)))
         return
-    from agentrl_cli.trainer.machine import machine
+    from agentrl_cli.trainer.metrics import machine
 
     report: dict[str, Any] = {
         "machine": machine(given.device),

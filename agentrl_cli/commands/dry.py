@@ -98,8 +98,8 @@ class Wanted:
         if not self.fit:
             return context
         with data_stdout():
+            from agentrl_cli.models.device import quantises
             from agentrl_cli.models.load import model_folder
-            from agentrl_cli.models.quantise import quantises
             from agentrl_cli.trainer.memory_fit import changes, fit
 
             before = context.config
@@ -131,9 +131,8 @@ def dry_run(
     with data_stdout():
         from agentrl_cli.config.records import PolicySettings
         from agentrl_cli.learning.objective import check
-        from agentrl_cli.models.device import pick_device
+        from agentrl_cli.models.device import check_trainable, pick_device
         from agentrl_cli.models.load import model_folder
-        from agentrl_cli.models.quantise import check_trainable
         from agentrl_cli.trainer.memory_plan import plan
 
         config = context.config

@@ -186,7 +186,7 @@ def _train_here(
 ) -> None:
     """Train in this process and report the result."""
     from agentrl_cli.store import Store
-    from agentrl_cli.trainer.restart import restart_after_gpu_fault
+    from agentrl_cli.trainer.resume import restart_after_gpu_fault
 
     begun: list[str] = []
     place = (context.project, context.db)
@@ -314,7 +314,7 @@ def _train_apart(context: Context, resumed: RunRow | None, process: ProcessOptio
     """Start this command without --watch in a process of its own, then watch its run."""
     from agentrl_cli.commands.watch import watch_run
     from agentrl_cli.store import Store
-    from agentrl_cli.trainer.background import start_training
+    from agentrl_cli.trainer.resume import start_training
     from agentrl_cli.types import new_id
 
     run_id = new_id()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.config.train import TrainConfig
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.models.quantise import check_8bit
+from agentrl_cli.models.device import check_8bit
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -3,6 +3,7 @@
 A twin shares the frozen weights and has trained ones of its own: with an adapter a second adapter on the same base,
 with full weights a second copy of them, which the memory plan counts. Its modules are its own too, so that a forward in
 one thread and a backward in another share nothing that either of them writes.
+A worker in another process gets the trained weights as bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from agentrl_cli.config.models import LoraConfig
@@ -186,3 +188,30 @@ def copy_trained(source: nn.Module, target: nn.Module) -> None:
             theirs.copy_(ours)
     for old, new in zip(target.buffers(), source.buffers(), strict=True):
         old.copy_(new)
+
+
+def trained_weights(model: nn.Module) -> bytes:
+    """Return the parameters that require a gradient and all buffers that are saved, as a safetensors file."""
+    named: dict[str, torch.Tensor] = {
+        name: one for name, one in model.named_parameters() if one.requires_grad
+    }
+    saved = model.state_dict()
+    named |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, data: bytes | Path) -> None:
+    """Give a model the weights of `trained_weights`. Raises ModelError for those of another model."""
+    given = load(data.read_bytes() if isinstance(data, Path) else data)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    wrong = [
+        name for name, tensor in given.items() if name not in own or own[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"The worker's model has no weights {wrong[0]} of this shape ({len(wrong)} differ).",
+            hint="Every node needs the same model files and the same release of agentrl.",
+        )
+    for name, tensor in given.items():
+        own[name].copy_(tensor)

@@ -2,17 +2,21 @@
 
 A checkpoint is written beside its place, under a hidden name, and renamed into it; an older one of the same name is
 renamed aside before and deleted after. So a folder with this name is always whole, wherever the process is killed.
-Its files reach the disk before the rename does, and their checksums lie among them (checksums.py).
+Its files reach the disk before the rename does, and their checksums lie among them, so that a torn or changed folder is
+found before it is used: `checksums.json` lists the size and the SHA-256 of every file, {"files": {name: {"bytes": n,
+"sha256": hex}}}. Folders that older versions wrote have none, and neither have models from elsewhere: those are loaded
+without this check.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,12 @@ from torch import nn
 
 from agentrl_cli.errors import ModelError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
-from agentrl_cli.models.checksums import CHECKSUMS, damage, seal, to_disk
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import utf8_name
 
+CHECKSUMS = "checksums.json"
+FREE = frozenset({CHECKSUMS, "README.md"})
+"""Files without a checksum: people edit a model card."""
 STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""
 OF_ONE_MODEL = (
@@ -157,10 +163,8 @@ def load_state(folder: Path) -> dict[str, Any]:
     """Return the trainer's state of a checkpoint. Raises DamagedCheckpoint."""
     if why := damage(folder):
         raise DamagedCheckpoint(folder, why)
-    try:
+    with _reading(folder):
         state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes break the reader in any way
-        raise DamagedCheckpoint(folder, _first_line(error)) from error
     if not isinstance(state, dict) or not isinstance(state.get("step"), int):
         raise DamagedCheckpoint(folder, f"{STATE} holds something else than a trainer's state")
     return state
@@ -183,10 +187,11 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     weights = _read(folder, *sorted(folder.glob("*.safetensors")))
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     own = model.state_dict()
-    if set(weights) - set(own) and hasattr(
-        model, "from_pretrained"
-    ):  # published names (vision-language models)
-        weights = _read_published(model, folder)
+    if set(weights) - set(own) and hasattr(model, "from_pretrained"):
+        # Published names (vision-language models) become the model's own by transformers' conversion.
+        with _reading(folder), utf8_name(folder) as name:
+            kind: Any = type(model)
+            weights = kind.from_pretrained(name, local_files_only=True).state_dict()
     _require_fit(folder, weights, own, tied)
     model.load_state_dict(weights, strict=False)
 
@@ -196,24 +201,19 @@ def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
 
     weights: dict[str, torch.Tensor] = {}
     for path in files:
-        try:
-            with utf8_name(path.parent) as place:
-                weights |= load_file(place / path.name)
-        except Exception as error:  # damaged bytes break the reader in any way
-            raise DamagedCheckpoint(folder, f"{path.name}: {_first_line(error)}") from error
+        with _reading(folder, f"{path.name}: "), utf8_name(path.parent) as place:
+            weights |= load_file(place / path.name)
     return weights
 
 
-def _read_published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights under the model's own names, by transformers' conversion."""
+@contextlib.contextmanager
+def _reading(folder: Path, file: str = "") -> Iterator[None]:
+    """Raise DamagedCheckpoint for any error of a reader: damaged bytes break it in any way."""
     try:
-        with utf8_name(folder) as name:
-            weights: dict[str, torch.Tensor] = (
-                type(model).from_pretrained(name, local_files_only=True).state_dict()
-            )
-    except Exception as error:  # damaged bytes break the reader in any way
-        raise DamagedCheckpoint(folder, _first_line(error)) from error
-    return weights
+        yield
+    except Exception as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedCheckpoint(folder, f"{file}{line}") from error
 
 
 def _require_fit(
@@ -225,10 +225,6 @@ def _require_fit(
     if wrong:
         shown = ", ".join(sorted(wrong)[:3]) + (" …" if len(wrong) > 3 else "")
         raise DamagedCheckpoint(folder, f"its weights do not fit the model ({shown})")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def whole(folder: Path) -> bool:
@@ -252,3 +248,73 @@ def whole(folder: Path) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return all((folder / shard).is_file() for shard in shards or {"model.safetensors"})
+
+
+def seal(folder: Path) -> None:
+    """Write the checksums of a finished folder, and everything in it to the disk. Raises OSError."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {
+        path.relative_to(folder).as_posix(): _facts(path) for path in files if path.name not in FREE
+    }
+    manifest = folder / CHECKSUMS
+    manifest.write_text(json.dumps({"files": sums}, indent=1) + "\n", encoding="utf-8")
+    for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        to_disk(path)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, have reached the disk. Raises OSError."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def damage(folder: Path, *, skip: Collection[str] = ()) -> str:
+    """Return the fault of a folder by its checksums, in words; empty if it has none, or no checksums."""
+    manifest = folder / CHECKSUMS
+    while manifest.exists():
+        written = _when_written(manifest)
+        why = _damage(folder, manifest, skip)
+        if not why or _when_written(manifest) == written:
+            return why  # else a training has put a newer checkpoint in this place meanwhile
+    return ""
+
+
+def _when_written(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
+def _damage(folder: Path, manifest: Path, skip: Collection[str]) -> str:
+    try:
+        files = json.loads(manifest.read_bytes())["files"]
+        for name, facts in files.items():
+            why = "" if name in skip else _differs(folder / name, facts)
+            if why:
+                return f"{name} {why}"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return f"{CHECKSUMS} cannot be read ({type(error).__name__})"
+    return ""
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _differs(path: Path, facts: Any) -> str:
+    """Return how a file differs from its checksum. The size comes first: it costs nothing."""
+    size = path.stat().st_size
+    if size != facts["bytes"]:
+        return f"has {size:,} of {facts['bytes']:,} bytes"
+    return "" if _facts(path)["sha256"] == facts["sha256"] else "has changed since it was written"

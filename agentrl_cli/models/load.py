@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,8 @@ from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.models.adapter import ADAPTER_FILE, quiet_peft, short
-from agentrl_cli.models.checksums import CHECKSUMS, damage
-from agentrl_cli.models.device import pick_device, pick_dtype
-from agentrl_cli.models.quantise import quantization
+from agentrl_cli.models.checkpoint import CHECKSUMS, damage
+from agentrl_cli.models.device import pick_device, pick_dtype, quantization
 from agentrl_cli.models.save import quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
@@ -151,24 +150,18 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
             f"The weights in {folder} are corrupt: {what}",
             hint="Copy or download the folder again.",
         ) from error
-    _require_complete(folder, found["missing_keys"])
+    if lost := sorted(found["missing_keys"]):
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
+            hint="transformers would make them up at random. Copy or download the folder again.",
+        )
     # Quantised weights are on their device already.
     ready: nn.Module = model.eval() if quantised else model.to(device).eval()
     if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
         with torch.no_grad():
             ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
     return ready
-
-
-def _require_complete(folder: Path, missing: Collection[str]) -> None:
-    """Raise ModelError if a folder lacks weights."""
-    if missing:
-        lost = sorted(missing)
-        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise ModelError(
-            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
-            hint="transformers would make them up at random. Copy or download the folder again.",
-        )
 
 
 def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
@@ -178,7 +171,7 @@ def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING
 
-    given = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    given = _config(folder)
     own = [
         str(value).rpartition("--")[2]
         for value in (given.get("auto_map") or {}).values()
@@ -216,7 +209,7 @@ def auto_class(folder: Path) -> Any:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _config(folder)
     return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
 
 
@@ -327,9 +320,14 @@ def _json(path: Path) -> Mapping[str, Any]:
     return data
 
 
+def _config(folder: Path) -> Mapping[str, Any]:
+    """Return a folder's config.json; empty without one."""
+    return _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+
+
 def configured_length(folder: Path) -> int:
     """Return the positions of the model in a folder by its configuration alone: nothing is loaded."""
-    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _config(folder)
     found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get(
         "max_position_embeddings"
     )

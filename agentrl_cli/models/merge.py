@@ -20,8 +20,7 @@ from agentrl_cli.config import ModelConfig
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
-from agentrl_cli.models.checkpoint import written_whole
-from agentrl_cli.models.checksums import CHECKSUMS
+from agentrl_cli.models.checkpoint import CHECKSUMS, written_whole
 from agentrl_cli.models.device import pick_dtype
 from agentrl_cli.models.load import (
     adapter_base,
@@ -34,8 +33,6 @@ from agentrl_cli.models.load import (
 from agentrl_cli.models.save import copy_tokenizer
 
 if TYPE_CHECKING:
-    from torch import dtype as Dtype
-
     from agentrl_cli.store import EvalRow, RunRow, Store
 
 NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
@@ -72,13 +69,13 @@ def merge(
     """
     source = model_folder(name, config, base=base, store=store)
     _refuse(source, out, force)
-    under = _base_folder(source, config, base)
+    adapter = (source / ADAPTER_FILE).is_file()
+    under = adapter_base(source, config, base=base) if adapter else source
     tokenizer_home = source if (source / "tokenizer.json").is_file() else under
     tokenizer = load_tokenizer(tokenizer_home, config, base)
     if tokenizer.chat_template is None:
         given = f"--set model.chat.template={family_of(tokenizer)}, or a Jinja file."
         raise TemplateError(f"{tokenizer_home} has no chat template.", hint=given)
-    adapter = (source / ADAPTER_FILE).is_file()
     require_undamaged(source)
     with (
         writing(str(out), hint="Free some space, or choose another place."),
@@ -111,13 +108,6 @@ def _refuse(source: Path, out: Path, force: bool) -> None:
         )
 
 
-def _base_folder(source: Path, config: ModelConfig, base: Path) -> Path:
-    """Return the folder of an adapter's base; of full weights they themselves."""
-    if not (source / ADAPTER_FILE).is_file():
-        return source
-    return adapter_base(source, config, base=base)
-
-
 def _save(
     source: Path, target: Path, config: ModelConfig, base: Path, dtype: str, stored: str
 ) -> None:
@@ -126,7 +116,8 @@ def _save(
     if hasattr(model, "merge_and_unload"):
         _untie(model)
         model = model.merge_and_unload(safe_merge=True)
-    _cast(model, stored if dtype == "auto" else dtype).save_pretrained(target)
+    wanted = pick_dtype(stored if dtype == "auto" else dtype, next(model.parameters()).device)
+    model.to(wanted).save_pretrained(target)
 
 
 def _untie(model: Any) -> None:
@@ -136,11 +127,6 @@ def _untie(model: Any) -> None:
     if under is not None and under.weight is embedding.weight:
         under.weight = nn.Parameter(under.weight.detach().clone())
         model.get_base_model().config.tie_word_embeddings = False
-
-
-def _cast(model: nn.Module, name: str) -> Any:
-    wanted: Dtype = pick_dtype(name, next(model.parameters()).device)
-    return model.to(wanted)
 
 
 def _copy(source: Path, target: Path) -> None:

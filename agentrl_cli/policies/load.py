@@ -27,7 +27,7 @@ from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import avoid
 from agentrl_cli.models.adapter import ADAPTER_FILE, add_adapter, name_base, twin
-from agentrl_cli.models.device import pick_device
+from agentrl_cli.models.device import check_trainable, pick_device
 from agentrl_cli.models.load import (
     adapter_base,
     configured_length,
@@ -38,7 +38,6 @@ from agentrl_cli.models.load import (
     model_folder,
 )
 from agentrl_cli.models.processor import attach
-from agentrl_cli.models.quantise import check_trainable
 from agentrl_cli.paths import models_cache, portable
 from agentrl_cli.policies import POLICIES, backend_name
 from agentrl_cli.policies.device_check import Verdict, verdict_of

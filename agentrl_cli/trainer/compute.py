@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +17,7 @@ from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
+from agentrl_cli.trainer.memory_plan import update_memory
 
 if TYPE_CHECKING:
     from agentrl_cli.hooks import HookList
@@ -62,14 +61,9 @@ def find_learner(config: Config) -> LearnerMaker | None:
 def make_compute(config: MemorySettings, loaded: Loaded) -> ModelCompute:
     """Return the computation of the only process. `torch.manual_seed` was called with the run's seed."""
     folder, model = needed_folder(loaded), loaded.model
-    return Compute(
-        model,
-        LearnerSettings.of(config),
-        frozen_reference(config, folder, model),
-        checkpoint=checkpoints(config, folder, model),
-        aside=sets_aside(config, folder, model),
-        row_tokens=partial(row_tokens, config, folder, model),
-    )
+    reference = frozen_reference(config, folder, model)
+    memory = update_memory(config, folder, model)
+    return Compute(model, LearnerSettings.of(config), reference, **memory)
 
 
 def needed_folder(loaded: Loaded) -> Path:

@@ -99,28 +99,21 @@ class Plan:
         return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
 
 
-def checkpoints(config: MemorySettings, folder: Path | None, model: Any) -> bool:
-    """Whether a training of this loaded model recomputes activations: as configured, or if they would not fit."""
-    choice = config.train.checkpointing
+def update_memory(config: MemorySettings, folder: Path, model: Any) -> dict[str, Any]:
+    """Return how an update of this loaded model uses memory, as arguments of `Compute`.
+
+    `checkpoint`: activations are recomputed, as configured or if they would not fit; `aside`: the optimizer's state
+    leaves the GPU while episodes are sampled; `row_tokens`: of a group in one row.
+    """
     sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
-    if choice != "auto" or folder is None or sum(n for n, _ in sizes) < SMALL:
-        return choice == "on"
-    return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
-
-
-def sets_aside(config: MemorySettings, folder: Path | None, model: Any) -> bool:
-    """Whether a training of this loaded model keeps its optimizer's state off the GPU while episodes are sampled."""
-    weights = next(iter(model.parameters()))
-    return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
-
-
-def row_tokens(config: MemorySettings, folder: Path | None, model: Any) -> int:
-    """Tokens of a group that one row of this loaded model's update may have (`Plan.row_tokens`)."""
-    if folder is None:
-        return config.train.token_budget
-    return plan(
-        config, folder, held=float(sum(p.numel() * p.element_size() for p in model.parameters()))
-    ).row_tokens
+    held, choice = float(sum(n * each for n, each in sizes)), config.train.checkpointing
+    planned = choice == "auto" and sum(n for n, _ in sizes) >= SMALL
+    on_gpu = next(iter(model.parameters())).device.type == "cuda"
+    return {
+        "checkpoint": plan(config, folder, held).checkpointing if planned else choice == "on",
+        "aside": on_gpu and plan(config, folder).aside,
+        "row_tokens": lambda: plan(config, folder, held).row_tokens,
+    }
 
 
 def plan(
@@ -141,9 +134,10 @@ def plan(
     full = config.model.dtype == "auto" and not config.adapter.enabled
     given, (folder, config) = folder, resolve_adapter(folder, config)
     absent = gpu_bytes is not None and config.model.dtype == "auto"
-    size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
+    size = 4 if full else 2 if absent else pick_dtype(config.model.dtype, device).itemsize
     count = (shape := model_shape(folder, config.model))["parameters"]
-    trained = _adapter(config, shape) if config.adapter.enabled else count
+    # of an adapter on all linear layers; an upper bound if fewer modules are named
+    trained = config.adapter.r * shape["linear_in_out"] if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
     adapter = trained * 4.0 if config.adapter.enabled else 0.0
     both = {
@@ -185,9 +179,15 @@ def _phases(
     on_gpu: bool,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Return the rollout's memory, and the update's without and with recomputed activations."""
+    from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
+
     copies = _copies(config, shape, size, available - sum(both.values()), on_gpu=on_gpu)
     rollout = {**both} | _sampling(config, shape, size, copies)
-    stays = _graph_memory(config, shape, size, rollout) if on_gpu else {}
+    stays: dict[str, float] = {}
+    if on_gpu and cuda_graphs_enabled(config):  # captured steps are held in both phases
+        rows = min(config.rollout.concurrency, 256)
+        steps = float(graph_bytes(rows, shape["vocabulary"], size))
+        stays = {"keys and values": rollout["keys and values"], "captured steps": steps}
     rollout |= stays
     updates = [
         {**stays, **both} | _updating(config, shape, size, trained, again=again, on_gpu=on_gpu)
@@ -260,19 +260,6 @@ def _sampling(
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 
-def _graph_memory(
-    config: MemorySettings, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
-) -> dict[str, float]:
-    """Memory of captured CUDA graphs, held in both phases; empty without them."""
-    from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
-
-    if not cuda_graphs_enabled(config):
-        return {}
-    rows = min(config.rollout.concurrency, 256)
-    steps = float(graph_bytes(rows, shape["vocabulary"], size))
-    return {"keys and values": rollout["keys and values"], "captured steps": steps}
-
-
 def _updating(
     config: MemorySettings,
     shape: Mapping[str, int],
@@ -314,8 +301,22 @@ def _token_bytes(
     config: MemorySettings, shape: Mapping[str, int], size: int, *, again: bool
 ) -> int:
     """Bytes of activations of a token in the update."""
-    fuses, hidden = _fuses(config, shape), shape["hidden"]
-    kept = _fused_activation_bytes(shape, size) if fuses else _activation_bytes(shape, size)
+    hidden, query, pairs, lora = (
+        shape["hidden"],
+        shape["q_width"],
+        shape["kv_width"],
+        config.adapter,
+    )
+    plain = lora.enabled and not lora.dropout and not lora.use_dora
+    if plain and config.model.quantization == "none" and shape["fused"]:
+        # The fused forward's two functions and attention save these.
+        heads = 5 * query + shape["head_norms"] * (query + pairs)
+        kept = (2 * hidden + heads + 2 * shape["inner"]) * size
+    else:
+        # Counted by operation and checked by measurement: about 9 numbers a hidden unit (norms, residuals), 7 a unit of
+        # the query heads (queries, their norm and rotation, attention's result), 2 of the key-value heads', 4 of the
+        # feed-forward part's; norms and rotations in float32.
+        kept = (9 * hidden + 4 * query) * 4 + (3 * query + 2 * pairs + 4 * shape["inner"]) * size
     layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
     passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
     ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
@@ -327,34 +328,6 @@ def _head(shape: Mapping[str, int]) -> int:
     return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
 
 
-def _activation_bytes(shape: Mapping[str, int], size: int) -> int:
-    """Bytes per token and layer that the backward pass keeps, counted by operation and checked by measurement.
-
-    About 9 numbers a hidden unit (norms, residuals), 7 a unit of the query heads (queries, their norm and rotation,
-    attention's result), 2 of the key-value heads', 4 of the feed-forward part's; norms and rotations in float32.
-    """
-    wide = 9 * shape["hidden"] + 4 * shape["q_width"]
-    return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
-
-
-def _fused_activation_bytes(shape: Mapping[str, int], size: int) -> int:
-    """Return `_activation_bytes` of the fused forward with an adapter: its two functions and attention save these."""
-    heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
-    return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
-
-
-def _fuses(config: MemorySettings, shape: Mapping[str, int]) -> bool:
-    """Whether the fused forward trains it: plain LoRA on all linear layers of a supported family."""
-    lora = config.adapter
-    plain = (
-        lora.enabled
-        and not lora.dropout
-        and not lora.use_dora
-        and config.model.quantization == "none"
-    )
-    return bool(plain and shape["fused"])
-
-
 def _weights(config: MemorySettings, shape: Mapping[str, int], size: int) -> float:
     """Bytes of the base model; quantised, its linear layers without the head in 4 or 8 bits with their constants."""
     bits = config.model.quantization
@@ -362,15 +335,6 @@ def _weights(config: MemorySettings, shape: Mapping[str, int], size: int) -> flo
         return float(shape["parameters"] * size)
     rest = (shape["parameters"] - shape["linear_weights"]) * size
     return float(rest + shape["linear_weights"] * BYTES[bits])
-
-
-def _adapter(config: MemorySettings, shape: Mapping[str, int]) -> int:
-    """Parameters of a LoRA adapter on all linear layers (an upper bound if fewer modules are named)."""
-    return config.adapter.r * shape["linear_in_out"]
-
-
-def _bytes(dtype: str) -> int:
-    return 4 if dtype.endswith("float32") else 2
 
 
 def _step_seconds(config: MemorySettings, parameters: int, device: Any) -> float:

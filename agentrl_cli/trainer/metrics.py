@@ -1,9 +1,11 @@
-"""The numbers of a step, and the CPU time of this process with its sandbox."""
+"""The numbers of a step, the CPU time of this process with its sandbox, and the machine."""
 
 from __future__ import annotations
 
 import os
+import platform
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -161,3 +163,23 @@ def _cut(episode: Episode) -> bool:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
+
+
+def machine(device: str) -> dict[str, str]:
+    """Processor, memory, GPU, versions; without a host's name."""
+    import torch
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    processor = next(named, "") or platform.processor() or platform.machine()
+    found = {"processor": f"{processor}, {os.cpu_count()} cores"}
+    if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(os.sysconf_names):
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found["memory"] = f"{size / 2**30:.1f} GiB"
+    if device != "cpu" and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(device if device.startswith("cuda") else "cuda")
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    found["python"] = sys.version.split()[0]
+    found["torch"] = torch.__version__
+    return found

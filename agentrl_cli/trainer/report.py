@@ -8,18 +8,18 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import THREADS
+from agentrl_cli.reports import diagnosis
+from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.store.journal import WAITING
-from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.trainer.checkpoints import retain
-from agentrl_cli.trainer.machine import machine
-from agentrl_cli.trainer.metrics import Clock, step_metrics
+from agentrl_cli.trainer.metrics import Clock, machine, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 from agentrl_cli.types.section import Section
@@ -98,6 +98,32 @@ class StepReport:
             each = (f"{key.split('/')[1]} {self.metrics[key]:.3f}" for key in mixed)
             numbers.append("solved by pack " + ", ".join(each))
         return "  ".join([*(numbers or ["nothing graded"]), f"{self.metrics['time/step']:.1f} s"])
+
+
+@dataclass
+class Health:
+    """Which findings of a run (reports/diagnosis.py) are reported, and which of them stop it."""
+
+    stop_on: Sequence[str]
+    patience: int = 1
+    """Steps in a row that a finding must hold before it stops the run."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Finding → steps in a row."""
+
+    def look(self, evidence: Evidence) -> tuple[list[diagnosis.Finding], str]:
+        """Return the alerts of a step, and the name of one that stops the run, "" if none does.
+
+        Alerts are the first fault, findings independent of it, and those that `stop_on` names.
+        """
+        found = diagnosis.diagnose(evidence)
+        cause = diagnosis.first_fault(found)
+        names = {one.name: {one.name, diagnosis.KINDS.get(one.name, one.name)} for one in found}
+        held = {name for both in names.values() for name in both}
+        self.held = {name: self.held.get(name, 0) + 1 for name in held}
+        stops = [n for n in self.stop_on if self.held.get(n, 0) >= self.patience]
+        wanted = {*diagnosis.NOW, *self.stop_on, *([cause.name] if cause else ())}
+        shown = [one for one in found if names[one.name] & wanted]
+        return shown, stops[0] if stops else ""
 
 
 class Reporter:

@@ -1,20 +1,26 @@
-"""A training that is resumed: the run that is meant, its claim, and the settings that it keeps."""
+"""A training that is resumed, by a user or after a GPU fault, or started in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config, Sources, load_config
 from agentrl_cli.config.models import fixed_sections
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError, device_fault
+from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.store.runs import in_use
 
+RESTARTED = "restarted"
+"""The event of a run; its data has the step at which the GPU failed."""
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
 """Settings that a resume cannot change, besides the sections of plugins that say so."""
 
@@ -67,3 +73,81 @@ def reopen_run(store: Store, run_id: str, config: Config, narrate: Callable[[str
     row = store.runs.add_folder(row)
     keep_settings(row, config, store)
     return row
+
+
+@contextlib.contextmanager
+def restart_after_gpu_fault(
+    project: Path,
+    db: Path,
+    begun: Sequence[str],
+    *,
+    as_json: bool,
+    narrate: Callable[[str], None],
+) -> Iterator[None]:
+    """Replace this process by one that resumes the training in the block, if a GPU fault ends it.
+
+    CUDA repeats some errors until the process ends.
+    Not if the training got no further than at its last restart. `begun`: the run's id, once there is one.
+    """
+    try:
+        yield
+    except Exception as error:
+        fault = device_fault(error)
+        if not fault or not begun or not _gets_on(db, begun[0], fault, narrate):
+            raise
+        sys.stdout.flush()
+        words = ["--resume", begun[0], "--db", str(db)] + ["--json"] * as_json
+        words += ["--project", str(project)] if (project / PROJECT_FILE).is_file() else []
+        os.chdir(project)  # where a resume looks for the files of a run without agentrl.yaml
+        os.execv(sys.executable, [sys.executable, "-m", "agentrl_cli", "train", *words])
+
+
+def _gets_on(db: Path, run_id: str, fault: str, narrate: Callable[[str], None]) -> bool:
+    """Whether the run did a step since its last restart; notes this one."""
+    with Store.open(db) as store:
+        run = store.runs.get(run_id)
+        events = [e["data"] for e in store.journal.events(run_id) if e["kind"] == RESTARTED]
+        if events and run.step <= events[-1]["step"]:
+            narrate(
+                f"{run.name}: the GPU failed again before step {run.step + 1} was done; not started again"
+            )
+            return False
+        store.journal.add_event(run_id, RESTARTED, {"step": run.step, "error": fault})
+    narrate(
+        f"{run.name}: the GPU failed ({fault}); a new process resumes the run from its last checkpoint"
+    )
+    return True
+
+
+def start_training(arguments: Sequence[str], db: Path, wanted: str, log: Path) -> RunRow:
+    """Start the command line in a new session; returns its run once that process holds it.
+
+    `wanted`: the run's name or id. Raises RunFailed, with the end of the log, if the process ends before.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agentrl_cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return wait_for_run(process, wanted, db, log)
+
+
+def wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: Path) -> RunRow:
+    """Return the run once the new process holds it. Raises RunFailed, with the end of its log, if it ends before."""
+    began = time.time()
+    while True:
+        try:
+            with Store.open(db, readonly=True) as store:
+                row = store.runs.get(wanted)
+            if row.pid == process.pid and (row.alive or row.ended >= began):
+                return row
+        except (NotFound, StoreError):
+            pass  # missing or still being created; a lasting fault also ends the new process
+        if process.poll() is not None:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
+            raise RunFailed(f"The training did not start:\n{tail}", hint=f"Its log: {log}")
+        time.sleep(0.1)

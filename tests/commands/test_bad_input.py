@@ -16,7 +16,7 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.errors import RunFailed
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.trainer.background import wait_for_run
+from agentrl_cli.trainer.resume import wait_for_run
 from agentrl_cli.types import Outcome
 from tests.helpers.train import PAD, TASK_PY, episodes_of, write_model, write_pack, write_project
 

@@ -14,7 +14,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.train import TrainConfig
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
 from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimizer
-from agentrl_cli.models import quantise
+from agentrl_cli.models import device as quantise
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.policies.load import load_policy

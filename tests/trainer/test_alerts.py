@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.trainer.alerts import Health
+from agentrl_cli.trainer.report import Health
 from tests.helpers.train import trainer_of, write_model
 from tests.reports.planted import PLANTED, case, steps
 

@@ -18,8 +18,7 @@ import torch
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
-from agentrl_cli.models.checkpoint import load_weights, written_whole
-from agentrl_cli.models.checksums import CHECKSUMS, damage
+from agentrl_cli.models.checkpoint import CHECKSUMS, damage, load_weights, written_whole
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.store import RunRow, Store

@@ -13,7 +13,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.records import MemorySettings, PolicySettings
 from agentrl_cli.inference.memory import kv_positions
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.trainer.memory_plan import Plan, checkpoints, plan
+from agentrl_cli.trainer.memory_plan import Plan, plan, update_memory
 
 
 def test_the_parts_of_the_bundled_model_by_hand() -> None:
@@ -76,15 +76,10 @@ def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> 
 
 def test_a_small_model_is_not_planned_for_before_training() -> None:
     layer = torch.nn.Linear(4, 4)
-    settings = {
-        name: Config.model_validate({"train": {"checkpointing": name}})
-        for name in ("auto", "on", "off")
-    }
-    found = {
-        name: checkpoints(MemorySettings.of(config), bundled_model(), layer)
-        for name, config in settings.items()
-    }
-    assert found == {"auto": False, "on": True, "off": False}
+    for name, wanted in (("auto", False), ("on", True), ("off", False)):
+        config = Config.model_validate({"train": {"checkpointing": name}})
+        found = update_memory(MemorySettings.of(config), bundled_model(), layer)
+        assert (found["checkpoint"], found["aside"]) == (wanted, False)
 
 
 def test_optimizer_state_by_name() -> None:

@@ -75,13 +75,11 @@ class Team:
         """
         from agentrl_cli.plugins.ranks.compute import Lead
         from agentrl_cli.trainer.compute import needed_folder
-        from agentrl_cli.trainer.memory_plan import checkpoints, sets_aside
+        from agentrl_cli.trainer.memory_plan import update_memory
 
         folder, model = needed_folder(loaded), loaded.model
-        options = {
-            "checkpoint": checkpoints(MemorySettings.of(config), folder, model),
-            "aside": sets_aside(MemorySettings.of(config), folder, model),
-        }
+        memory = update_memory(MemorySettings.of(config), folder, model)
+        options = {name: memory[name] for name in ("checkpoint", "aside")}
         self._await_all()
         device = device_of(config, self.place)
         self.store.set("go", device.type)

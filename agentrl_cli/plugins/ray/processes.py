@@ -117,7 +117,7 @@ class ProcessLink:
 
 def write_weights(folder: Path, model: nn.Module, version: str) -> Path:
     """Write trained weights where processes of this machine read them; the last two files stay."""
-    from agentrl_cli.models.trained import trained_weights
+    from agentrl_cli.models.adapter import trained_weights
 
     path = folder / f"{version.replace('/', '_')}.safetensors"
     beside = path.with_suffix(".part")

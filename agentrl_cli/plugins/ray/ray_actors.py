@@ -275,6 +275,6 @@ def to_object_store(model: nn.Module, version: str) -> Any:
     """Return the trained weights in Ray's object store; actors get the reference."""
     import ray
 
-    from agentrl_cli.models.trained import trained_weights
+    from agentrl_cli.models.adapter import trained_weights
 
     return ray.put(trained_weights(model))

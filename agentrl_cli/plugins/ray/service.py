@@ -177,7 +177,7 @@ class Service:
 
     async def load(self, version: str, weights: Weights) -> None:
         """Sample with other weights from the next turn on; running turns end with those they began with."""
-        from agentrl_cli.models.trained import put_weights
+        from agentrl_cli.models.adapter import put_weights
 
         assert self._loaded is not None
         policy, model = self._loaded.policy, self._loaded.model

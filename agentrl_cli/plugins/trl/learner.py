@@ -12,7 +12,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -32,7 +31,7 @@ from agentrl_cli.plugins.trl.grpo_config import FIXED, arguments, check
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.trainer.compute import LearnerMaker, needed_folder
-from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
+from agentrl_cli.trainer.memory_plan import update_memory
 from agentrl_cli.types import Episode
 
 LOST = (
@@ -55,15 +54,8 @@ class TRLLearner:
 
     def __init__(self, loaded: Loaded, config: Config, folder: Path) -> None:
         """`folder`: TRL's own, it stays empty unless an option makes TRL write files."""
-        kept, model = needed_folder(loaded), loaded.model
-        memory = MemorySettings.of(config)
-        self.compute = Compute(
-            model,
-            LearnerSettings.of(config),
-            checkpoint=checkpoints(memory, kept, model),
-            aside=sets_aside(memory, kept, model),
-            row_tokens=partial(row_tokens, memory, kept, model),
-        )
+        memory = update_memory(MemorySettings.of(config), needed_folder(loaded), loaded.model)
+        self.compute = Compute(loaded.model, LearnerSettings.of(config), **memory)
         self.config, self.loaded, self.folder = config, loaded, folder
         self._steps: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
         """Seed and learning rate of the next step; None: no further steps."""
