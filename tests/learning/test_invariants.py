@@ -91,6 +91,8 @@ def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
     x = anything()
     order = [5, 2, 7, 0, 1, 6, 3, 4]
     straight, shuffled = estimator(name)(x), estimator(name)(rows(x, order))
+    assert [len(a) for a in straight] == x.lengths.tolist(), "a float for each trained token"
+    assert all(a.dtype == np.float32 and np.isfinite(a).all() for a in straight)
     for place, original in enumerate(order):
         np.testing.assert_allclose(shuffled[place], straight[original], rtol=1e-5, atol=1e-6)
 

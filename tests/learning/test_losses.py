@@ -78,123 +78,131 @@ def grad(value: Tensor, of: Tensor) -> Tensor:
     return torch.autograd.grad(value, of, retain_graph=True)[0]
 
 
-def test_ppo_clip_by_hand() -> None:
-    x = tokens([1.0, 1.5, 1.5, 0.5, 0.5, 1.1], [2.0, 2.0, -2.0, 2.0, -2.0, 0.0])
-    term = term_of("ppo_clip", x)
-    torch.testing.assert_close(term.loss, t(-2, -2.6, 3, -1, 1.6, 0))
-    torch.testing.assert_close(term.weight, t(2, 0, -3, 1, 0, 0))
-    assert term.clipped.tolist() == [False, True, False, False, True, False]
-    torch.testing.assert_close(term.ratio, t(1, 1.5, 1.5, 0.5, 0.5, 1.1))
-
-
-def test_dual_clip_by_hand() -> None:
-    x = tokens([5.0, 2.0, 5.0], [-1.0, -1.0, 1.0])
-    term = term_of("ppo_clip", x, clip_dual=3.0)
-    torch.testing.assert_close(term.loss, t(3, 2, -1.3))
-    torch.testing.assert_close(term.weight, t(0, -2, 0))
-    assert term.clipped.tolist() == [True, False, True]
-
-
-def test_gspo_by_hand() -> None:
-    # sequence ratios: sqrt(1.5·1.5/1) … first (1.44·1)^½ = 1.2, second 1.5 alone, clipped for A > 0
-    x = tokens([1.44, 1.0, 1.5], [1.0, 1.0, 1.0], [0, 0, 1])
-    term = term_of("gspo", x)
-    torch.testing.assert_close(term.ratio, t(1.2, 1.2, 1.5))
-    torch.testing.assert_close(term.loss, t(-1.2, -1.2, -1.3))
-    torch.testing.assert_close(term.weight, t(1.2, 1.2, 0))
-
-
-def test_gspo_has_the_gradient_of_the_sequence_form() -> None:
-    x = noisy()
-    x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])  # one advantage per sequence
-    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("gspo", x).loss).sum()
-    means = torch.stack([(x.logp - x.old)[x.segment == s].mean() for s in range(6)])
-    ratio, advantage = means.exp(), torch.arange(-2, 4).double()
-    expected = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.3) * advantage).mean()
-    torch.testing.assert_close(total, expected)
-    torch.testing.assert_close(grad(total, x.logp), grad(expected, x.logp))
-
-
 GMPO = {"clip_low": 0.4, "clip_high": 0.4}
-
-
-def test_geo_mean_by_hand() -> None:
+LOGS = [0.2, 1.0, 0.2, -1.0, 0.1, -1.0]
+GEO = [exp(0.3), exp(-0.1), exp(-0.45)]
+DPPO = tokens([2.0, 1.2, 0.5, 0.5], [1.0, 1.0, -1.0, 1.0])
+"""p from 0.368 to 0.736, 0.441, 0.184, 0.184"""
+BY_HAND: list[tuple[str, LossInput, dict[str, Any], dict[str, list[Any]]]] = [
+    (
+        "ppo_clip",
+        tokens([1.0, 1.5, 1.5, 0.5, 0.5, 1.1], [2.0, 2.0, -2.0, 2.0, -2.0, 0.0]),
+        {},
+        {
+            "loss": [-2, -2.6, 3, -1, 1.6, 0],
+            "weight": [2, 0, -3, 1, 0, 0],
+            "clipped": [False, True, False, False, True, False],
+            "ratio": [1, 1.5, 1.5, 0.5, 0.5, 1.1],
+        },
+    ),
+    (
+        "ppo_clip",
+        tokens([5.0, 2.0, 5.0], [-1.0, -1.0, 1.0]),
+        {"clip_dual": 3.0},
+        {"loss": [3, 2, -1.3], "weight": [0, -2, 0], "clipped": [True, False, True]},
+    ),
+    # sequence ratios: sqrt(1.5·1.5/1) … first (1.44·1)^½ = 1.2, second 1.5 alone, clipped for A > 0
+    (
+        "gspo",
+        tokens([1.44, 1.0, 1.5], [1.0, 1.0, 1.0], [0, 0, 1]),
+        {},
+        {"ratio": [1.2, 1.2, 1.5], "loss": [-1.2, -1.2, -1.3], "weight": [1.2, 1.2, 0]},
+    ),
     # log ratios 0.2 and 1 (held at 0.4) for A = 2: e^0.3; 0.2 and −1 (held at −0.4) for A = −1: e^−0.1; −1 is kept for
     # A > 0, since the bound on that side does not make it worse
-    logs = [0.2, 1.0, 0.2, -1.0, 0.1, -1.0]
-    x = tokens([exp(v) for v in logs], [2.0, 2.0, -1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
-    term = term_of("geo_mean", x, **GMPO)
-    ratios = [exp(0.3), exp(-0.1), exp(-0.45)]
-    torch.testing.assert_close(term.ratio, t(*[r for r in ratios for _ in range(2)]))
-    torch.testing.assert_close(
-        term.loss, t(*[-a * r for a, r in zip((2, -1, 1), ratios, strict=True) for _ in "ab"])
-    )
-    assert term.clipped.tolist() == [False, True, False, True, False, False]
-    torch.testing.assert_close(
-        term.weight, t(2 * ratios[0], 0, -ratios[1], 0, ratios[2], ratios[2])
-    )
+    (
+        "geo_mean",
+        tokens([exp(v) for v in LOGS], [2.0, 2.0, -1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2]),
+        GMPO,
+        {
+            "ratio": [GEO[0], GEO[0], GEO[1], GEO[1], GEO[2], GEO[2]],
+            "loss": [-2 * GEO[0], -2 * GEO[0], GEO[1], GEO[1], -GEO[2], -GEO[2]],
+            "clipped": [False, True, False, True, False, False],
+            "weight": [2 * GEO[0], 0, -GEO[1], 0, GEO[2], GEO[2]],
+        },
+    ),
+    # the mean advantage of a sequence; a token without an advantage counts as a ratio of 1
+    (
+        "geo_mean",
+        tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]),
+        GMPO,
+        {"loss": [-2 / 3] * 3, "weight": [2 / 3, 2 / 3, 0]},
+    ),
+    (
+        "cispo",
+        tokens([1.0, 2.0, 0.5], [1.0, 1.0, -1.0]),
+        {},
+        {
+            "weight": [1, 1.3, -0.8],
+            "loss": [1, -1.3 * (-1 + log(2)), 0.8 * (-1 - log(2))],
+            "clipped": [False, True, True],
+        },
+    ),
+    # 4·σ(0), 4·σ(log 3)
+    (
+        "sapo",
+        tokens([1.0, 1 + log(3)], [1.0, 1.0]),
+        {},
+        {"loss": [-2, -3], "weight": [1, 4 * 0.75 * 0.25 * (1 + log(3))]},
+    ),
+    ("sapo", tokens([1.0], [-1.0]), {"negative": 2.0}, {"loss": [1], "weight": [-1]}),
+    (
+        "dppo",
+        DPPO,
+        {"threshold": 0.15},
+        {
+            "weight": [0, 1.2, 0, 0.5],
+            "loss": [0, -1.2, 0, -0.5],
+            "clipped": [True, False, True, False],
+        },
+    ),
+    # 0.297, 0.011, 0.093, 0.093
+    (
+        "dppo",
+        DPPO,
+        {"divergence": "kl", "threshold": 0.1},
+        {"clipped": [True, False, False, False]},
+    ),
+    ("reinforce", tokens([1.0, e], [2.0, -1.0]), {}, {"loss": [2, 0], "weight": [2, -1]}),
+    # on policy all losses with a ratio push by the advantage
+    *(
+        (name, tokens([1.0] * 3, [0.5, -2.0, 1.0]), {}, {"weight": [0.5, -2.0, 1.0]})
+        for name in ("ppo_clip", "dapo", "gspo", "cispo", "sapo", "reinforce")
+    ),
+]
 
 
-def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
+@pytest.mark.parametrize(
+    ("name", "x", "options", "wanted"), BY_HAND, ids=[name for name, *_ in BY_HAND]
+)
+def test_by_hand(
+    name: str, x: LossInput, options: dict[str, Any], wanted: dict[str, list[Any]]
+) -> None:
+    term = term_of(name, x, **options)
+    for part, numbers in wanted.items():
+        assert getattr(term, part).tolist() == pytest.approx(numbers, rel=1e-6, abs=1e-9), part
+
+
+def gspo_sequences(ratio: Tensor, advantage: Tensor) -> Tensor:
+    return torch.maximum(-ratio.exp() * advantage, -ratio.exp().clamp(0.8, 1.3) * advantage)
+
+
+@pytest.mark.parametrize("name", ["gspo", "geo_mean"])
+def test_sequence_losses_have_the_gradient_of_the_sequence_form(name: str) -> None:
     x = noisy()
-    x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])
-    total = (
-        AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("geo_mean", x, **GMPO).loss
-    ).sum()
+    x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])  # one advantage per sequence
+    term = term_of(name, x, **(GMPO if name == "geo_mean" else {}))
+    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term.loss).sum()
     each = []
     for s in range(6):
-        a, d = float(s - 2), (x.logp - x.old)[x.segment == s]
-        kept = (
-            torch.minimum(d, d.clamp(-0.4, 0.4)) if a > 0 else torch.maximum(d, d.clamp(-0.4, 0.4))
-        )
-        each.append(-a * kept.mean().exp())
+        a, d = torch.tensor(s - 2.0).double(), (x.logp - x.old)[x.segment == s]
+        bounded = d.clamp(-0.4, 0.4)
+        kept = torch.minimum(d, bounded) if a > 0 else torch.maximum(d, bounded)
+        whole = gspo_sequences(d.mean(), a) if name == "gspo" else -a * kept.mean().exp()
+        each.append(whole)
     expected = torch.stack(each).mean()
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(grad(total, x.logp), grad(expected, x.logp))
-
-
-def test_geo_mean_takes_the_mean_advantage_of_a_sequence() -> None:
-    term = term_of("geo_mean", tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]), **GMPO)
-    torch.testing.assert_close(term.loss, t(*[-2 / 3] * 3))
-    torch.testing.assert_close(
-        term.weight, t(2 / 3, 2 / 3, 0)
-    )  # a token without an advantage counts as a ratio of 1
-
-
-def test_cispo_by_hand() -> None:
-    x = tokens([1.0, 2.0, 0.5], [1.0, 1.0, -1.0])
-    term = term_of("cispo", x)
-    torch.testing.assert_close(term.weight, t(1, 1.3, -0.8))
-    torch.testing.assert_close(term.loss, t(1, -1.3 * (-1 + log(2)), 0.8 * (-1 - log(2))))
-    assert term.clipped.tolist() == [False, True, True]
-
-
-def test_sapo_by_hand() -> None:
-    x = tokens([1.0, 1 + log(3)], [1.0, 1.0])
-    term = term_of("sapo", x)
-    torch.testing.assert_close(term.loss, t(-2, -3))  # 4·σ(0), 4·σ(log 3)
-    torch.testing.assert_close(term.weight, t(1, 4 * 0.75 * 0.25 * (1 + log(3))))
-    falling = term_of("sapo", tokens([1.0], [-1.0]), negative=2.0)
-    torch.testing.assert_close(falling.loss, t(1))
-    torch.testing.assert_close(falling.weight, t(-1))
-
-
-def test_dppo_by_hand() -> None:
-    x = tokens(
-        [2.0, 1.2, 0.5, 0.5], [1.0, 1.0, -1.0, 1.0]
-    )  # p from 0.368 to 0.736, 0.441, 0.184, 0.184
-    term = term_of("dppo", x, threshold=0.15)
-    torch.testing.assert_close(term.weight, t(0, 1.2, 0, 0.5))
-    torch.testing.assert_close(term.loss, t(0, -1.2, 0, -0.5))
-    assert term.clipped.tolist() == [True, False, True, False]
-    kl = term_of("dppo", x, divergence="kl", threshold=0.1)  # 0.297, 0.011, 0.093, 0.093
-    assert kl.clipped.tolist() == [True, False, False, False]
-
-
-def test_reinforce_by_hand() -> None:
-    term = term_of("reinforce", tokens([1.0, e], [2.0, -1.0]))
-    torch.testing.assert_close(term.loss, t(2, 0))
-    torch.testing.assert_close(term.weight, t(2, -1))
 
 
 def test_covariance_losses_by_hand() -> None:
@@ -213,24 +221,20 @@ def test_covariance_losses_by_hand() -> None:
     assert select_tokens(chosen("ppo_clip"), x.logp, x.advantage) is None
 
 
-def test_the_shares_that_covariance_losses_touch_by_default() -> None:
+def test_the_tokens_that_covariance_losses_touch() -> None:
     x = noisy(10_000)
     found = [
         select_tokens(chosen(name, low=0.1), x.logp, x.advantage) for name in ("clip_cov", "kl_cov")
     ]
-    assert [int(one.sum()) for one in found if one is not None] == [2, 20]
-
-
-def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
-    # covariances 2 0 2; the last ratio is e with a positive advantage: held above 1.3, so only the first can be drawn
+    assert [int(one.sum()) for one in found if one is not None] == [2, 20], "by default"
+    # What the clip holds already is not drawn: covariances 2 0 2; the last ratio is e with a positive advantage, held
+    # above 1.3, so only the first can be drawn.
     x = tokens([exp(-1), 1.0, e], [-2.0, 0.0, 2.0])
     c = chosen("clip_cov", fraction=1.0, clip_low=0.9)
     free, held = (select_tokens(c, x.logp, x.advantage, old=old) for old in (None, x.old))
     assert free is not None and free.tolist() == [True, False, True]
     assert held is not None and held.tolist() == [True, False, False]
-
-
-def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
+    # the same tokens for the same seed
     x = noisy(400)
     c = chosen("clip_cov", fraction=0.02, low=0.1)
     first, second, other = (select_tokens(c, x.logp, x.advantage, seed) for seed in (1, 1, 2))
@@ -260,12 +264,6 @@ def test_an_absurd_ratio_stays_finite(name: str) -> None:
     torch.testing.assert_close(term.weight, -grad(term.loss.sum(), x.logp))
 
 
-def test_on_policy_all_ratio_losses_push_by_the_advantage() -> None:
-    x = tokens([1.0, 1.0, 1.0], [0.5, -2.0, 1.0])
-    for name in ("ppo_clip", "dapo", "gspo", "cispo", "sapo", "reinforce"):
-        torch.testing.assert_close(term_of(name, x).weight, x.advantage)
-
-
 def test_aggregations_by_hand() -> None:
     x = tokens([1.0] * 4, [1.0] * 4, [0, 0, 0, 1])
     totals = Totals(tokens=4, sequences=2, max_tokens=8)
@@ -279,9 +277,7 @@ def test_aggregations_by_hand() -> None:
     }
     for name, coefficients in expected.items():
         torch.testing.assert_close(AGGREGATIONS[name](x, totals), t(*coefficients))
-
-
-def test_episode_mean_over_sequences_of_one_episode() -> None:
+    # two sequences of one episode
     x = tokens([1.0] * 4, [1.0] * 4, [0, 0, 0, 1], episode_tokens=torch.tensor([4, 4]))
     totals = Totals(tokens=4, sequences=2, max_tokens=8, episodes=1)
     torch.testing.assert_close(AGGREGATIONS["episode_mean"](x, totals), t(*[1 / 4] * 4))
@@ -292,15 +288,10 @@ def test_kl_by_hand() -> None:
     torch.testing.assert_close(KL["k1"](logp, ref), t(log(2)))
     torch.testing.assert_close(KL["k2"](logp, ref), t(log(2) ** 2 / 2))
     torch.testing.assert_close(KL["k3"](logp, ref), t(0.5 + log(2) - 1))
-    torch.testing.assert_close(KL["abs"](t(-1, -3), t(-2, -1)), t(1, 2))
-
-
-def test_the_absolute_kl_pulls_every_token_by_one() -> None:
     logp = t(-1, -3).requires_grad_()
+    torch.testing.assert_close(KL["abs"](logp, t(-2, -1)), t(1, 2))
     torch.testing.assert_close(grad(KL["abs"](logp, t(-2, -1)).sum(), logp), t(1, -1))
-
-
-def test_kl_estimators_agree_with_the_divergence_in_expectation() -> None:
+    # in expectation they are the divergence
     p, q = t(0.5, 0.3, 0.2), t(0.4, 0.4, 0.2)
     exact = (p * (p / q).log()).sum()
     for name in ("k1", "k3"):
@@ -336,9 +327,6 @@ def test_value_loss_by_hand() -> None:
     # ½·max(1, (0.5 − 2)²) and ½·max(1, 1): the second did not move further than the clip
     torch.testing.assert_close(value_loss(value, old, returns, 0.5)[0], t(1.125, 0.5))
     torch.testing.assert_close(value_loss(value, old, returns, None)[0], t(0.5, 0.5))
-
-
-def test_a_value_is_held_where_its_loss_at_the_bound_is_the_larger() -> None:
     # moved beyond the clip: away from the return the loss itself is larger, towards it that at the bound
     value, old, returns = t(1, 1, 0.2), t(0, 0, 0), t(2, -2, 2)
     assert value_loss(value, old, returns, 0.5)[1].tolist() == [True, False, False]

@@ -104,13 +104,10 @@ def test_several_packs_are_distinguished() -> None:
     )
 
 
-def test_cut_episodes_are_counted() -> None:
+def test_cut_episodes_are_counted_and_errors_never_become_zeros() -> None:
+    """A step of nothing but errors has no reward at all, rather than one of 0."""
     cut = episode("a", 0.0, outcome=Outcome.TRUNCATED_TOKENS)
     assert step_metrics([[cut, episode("b", 1.0)]], {})["completions/clipped_ratio"] == 0.5
-
-
-def test_errors_never_become_zeros() -> None:
-    """A step of nothing but errors has no reward at all, rather than one of 0."""
     bad = [episode(name, 0.0, outcome=Outcome.SANDBOX_ERROR) for name in "ab"]
     found = step_metrics([bad], dict.fromkeys("ab", Fact.SKIPPED_SANDBOX_ERROR))
     assert "reward" not in found and "solved" not in found

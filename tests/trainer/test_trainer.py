@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import ConfigError, NotFound, TemplateError
+from agentrl_cli.errors import NotFound, TemplateError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
@@ -289,12 +289,6 @@ async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model:
         assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
 
 
-async def test_greedy_sampling_cannot_train(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
-        async with trainer_of(tmp_path, model, rollout={"temperature": 0.0}):
-            pass
-
-
 # --- drift -----------------------------------------------------------------------------------------------------------
 
 SHIFTING = """\
@@ -440,6 +434,8 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         ("set", {"key": "train.lr", "value": 0.25}),
         ("set", {"key": "train.lr", "value": -1}),
         ("set", {"key": "model.name", "value": "x"}),
+        ("set", {"key": "train.steps", "value": 3}),
+        ("set", {"key": "train.eval.every", "value": 3}),
         ("checkpoint", {}),
         ("evaluate", {}),
     )
@@ -447,13 +443,15 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
     async with trainer_of(tmp_path, model, [asking], algo=algo, train=train) as trainer:
         run = await trainer.train()
         store = trainer.store
-        assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25]
+        assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25, 0.25]
+        assert (run.step, run.total_steps) == (3, 3)
         refused = [
             alert for alert in store.journal.alerts(run.id) if alert["name"] == "set_refused"
         ]
         assert len(refused) == 2 and "model.name" in refused[1]["text"]
-        assert ("step", 1) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
-        assert [row.step for row in store.runs.evals(run.id)] == [1]
+        # A changed setting is never applied to steps from before it: a kill leads back to this checkpoint.
+        assert [c.step for c in store.runs.checkpoints(run.id) if c.kind == "step"] == [1]
+        assert [(row.step, row.n_tasks) for row in store.runs.evals(run.id)] == [(1, 2), (3, 2)]
         # What was changed is written down: a resume continues with it.
         assert run.config["train"]["lr"] == 0.25 and trainer.config.train.lr == 0.25
         assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
@@ -468,47 +466,43 @@ async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Pat
         assert [(c.kind, c.step) for c in trainer.store.runs.checkpoints(run.id)] == [("last", 1)]
 
 
-async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) -> None:
-    """The policy waits until it is cancelled: without that the step would never end."""
+class Stuck:
+    """An episode waits until it is cancelled: without `stop {"now": true}` the step would never end."""
 
-    class Stuck:
-        async def on_rollout_start(self, **_: Any) -> None:
-            with Store.open(tmp_path / "runs" / "agentrl.db") as store:
-                run = store.runs.all()[0].id
-                if not store.controls.all(run):
-                    store.controls.add(run, "stop", {"now": True})
-            await asyncio.sleep(3600)
+    def __init__(self, db: Path) -> None:
+        self.db = db
 
-    async with trainer_of(tmp_path, model, [Stuck()], train={"steps": 5}) as trainer:
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.create_task(trainer.train())
-        run = trainer.store.runs.get(trainer.run.id)
-        assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
-        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == [
-            "inputs",
-            "machine",
-            "control:stop",
-        ]
-        assert not trainer.store.controls.waiting(run.id)
+    async def on_rollout_start(self, **_: Any) -> None:
+        with Store.open(self.db) as store:
+            run = store.runs.all()[0].id
+            if not store.controls.all(run):
+                store.controls.add(run, "stop", {"now": True})
+        await asyncio.sleep(3600)
 
 
-async def test_an_interrupt_before_the_first_step_stops_the_run(
-    tmp_path: Path, model: Path
+class Interrupt:
+    """Twice Ctrl-C while the run starts."""
+
+    async def on_run_start(self, **_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("kind", [Stuck, Interrupt])
+async def test_what_stops_a_run_at_once_leaves_its_status(
+    tmp_path: Path, model: Path, kind: Any
 ) -> None:
-    """Twice Ctrl-C while the run starts: its status is written."""
-
-    class Interrupt:
-        async def on_run_start(self, **_: Any) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(0.1)
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(3600)
-
-    async with trainer_of(tmp_path, model, [Interrupt()]) as trainer:
+    hook = kind(tmp_path / "runs" / "agentrl.db") if kind is Stuck else kind()
+    async with trainer_of(tmp_path, model, [hook], train={"steps": 5}) as trainer:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(trainer.train())
-        run = trainer.store.runs.get(trainer.run.id)
+        store, run = trainer.store, trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0) and run.ended
+        events = [row["kind"] for row in store.journal.events(run.id)]
+        assert events == ["inputs", "machine", *["control:stop"] * (kind is Stuck)]
+        assert not store.controls.waiting(run.id)
 
 
 async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
@@ -526,32 +520,6 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
             screen.controls.add(trainer.run.id, "resume")
         run = await training
     assert (run.status, run.step) == ("finished", 2)
-
-
-async def test_more_steps_and_evaluations_can_be_asked_for(tmp_path: Path, model: Path) -> None:
-    asking = Asking(
-        tmp_path / "runs" / "agentrl.db",
-        ("set", {"key": "train.steps", "value": 3}),
-        ("set", {"key": "train.eval.every", "value": 2}),
-    )
-    train = {"eval_tasks": 3, "eval_samples": 1}
-    async with trainer_of(tmp_path, model, [asking], train=train) as trainer:
-        run = await trainer.train()
-        assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
-        assert [(row.step, row.n_tasks) for row in trainer.store.runs.evals(run.id)] == [(2, 3)]
-
-
-async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(
-    tmp_path: Path, model: Path
-) -> None:
-    """Killed after the change and before the next checkpoint: the steps of the old rate are not made again."""
-    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
-    async with trainer_of(
-        tmp_path, model, [asking], train={"steps": 4, "save_every": 50}
-    ) as trainer:
-        await trainer.train()
-        saved = [c.step for c in trainer.store.runs.checkpoints(trainer.run.id) if c.kind == "step"]
-    assert saved == [1]
 
 
 async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
