@@ -85,7 +85,12 @@ class LlamaStep:
             [attention.q_proj.out_features // dim, keys // dim, keys // dim],
             1,
         )
-        q, k = _normed(q, k, attention)
+        if hasattr(attention, "q_norm"):  # Qwen 3: each head normed
+            norms = (attention.q_norm, attention.k_norm)
+            q, k = (
+                rms_norm(each, each.shape[-1:], norm.weight, norm.variance_epsilon)
+                for each, norm in zip((q, k), norms, strict=True)
+            )
         if getattr(attention, "use_rope", 1):
             q, k = (
                 torch.addcmul(each * turn[0], each.roll(dim // 2, -1), turn[1]) for each in (q, k)
@@ -103,16 +108,6 @@ class LlamaStep:
             2, -1
         )
         return torch.add(x, down(silu(gate).mul_(up)), alpha=self._residual)
-
-
-def _normed(q: Tensor, k: Tensor, attention: Any) -> tuple[Tensor, Tensor]:
-    """Return queries and keys as Qwen 3 has them, each head normed; those of others as they are."""
-    if not hasattr(attention, "q_norm"):
-        return q, k
-    return (
-        rms_norm(q, q.shape[-1:], attention.q_norm.weight, attention.q_norm.variance_epsilon),
-        rms_norm(k, k.shape[-1:], attention.k_norm.weight, attention.k_norm.variance_epsilon),
-    )
 
 
 def _groups(layer: Any) -> tuple[Modules, Modules, Modules, Modules]:
@@ -133,9 +128,8 @@ def is_llama(base: Any) -> bool:
         and getattr(config, "hidden_act", "silu") in ("silu", "swish")
         and type(base).__module__.startswith("transformers.models.")
         and type(base.get_input_embeddings()) is nn.Embedding
-        and not any(map(_is_changed, base.modules()))
+        and not any(
+            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+            for module in base.modules()
+        )
     )
-
-
-def _is_changed(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

@@ -86,13 +86,9 @@ def packed_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     windowed = sliding_window is not None and sliding_window < packing.longest
     same_width = query.shape[-1] == value.shape[-1]
-    if (
-        has_cpu_kernel()
-        and query.device.type == "cpu"
-        and same_width
-        and not windowed
-        and dropout == 0.0
-    ):
+    # torch's flash kernel for CPUs is a private operator; _masked_blocks is the public way.
+    kernel = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+    if kernel and query.device.type == "cpu" and same_width and not windowed and dropout == 0.0:
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -102,11 +98,6 @@ def packed_forward(
             query, key, value, packing.blocks, scale, dropout, sliding_window if windowed else None
         )
     return out.transpose(1, 2).contiguous(), None
-
-
-def has_cpu_kernel() -> bool:
-    """Whether torch has its flash kernel for CPUs, a private operator; _masked_blocks is the public way."""
-    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
 
 
 class _FlashBlocks(torch.autograd.Function):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,16 +31,6 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3", *offers("imports")}
 """`model_type` of the architectures whose decoder layers are this block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The inputs of a forward: ids [T], positions [T], the blocks, and the positions whose states are wanted [M]."""
-
-    ids: Tensor
-    positions: Tensor
-    blocks: tuple[Block, ...]
-    wanted: Tensor
-
-
 def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | None:
     """[M, D] the hidden states that predict the trained tokens; None if this model is not run this way."""
     if not packed.tokens or not _structure(base):
@@ -56,7 +45,7 @@ def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | Non
     )  # a shared prefix predicts for several episodes
     given = (packed.input_ids, packed.position_ids, wanted)
     ids, positions, reads = (torch.from_numpy(array).to(device) for array in given)
-    states = _run(base, Row(ids, positions, packed.blocks, reads), checkpoint)
+    states = _run(base, ids, positions, reads, packed.blocks, checkpoint)
     in_order = np.array_equal(place, np.arange(len(wanted)))
     return states if in_order else states.index_select(0, torch.from_numpy(place).to(device))
 
@@ -118,14 +107,22 @@ def _read(module: Any) -> tuple[Projection, tuple[Tensor | None, Tensor | None]]
     return Projection(inner.weight, inner.bias, float(module.scaling[name])), pair
 
 
-def _run(base: Any, row: Row, checkpoint: bool) -> Tensor:
+def _run(
+    base: Any,
+    ids: Tensor,
+    positions: Tensor,
+    wanted: Tensor,
+    blocks: tuple[Block, ...],
+    checkpoint: bool,
+) -> Tensor:
+    """[M, D] states at the `wanted` positions of a row of tokens, ids and positions [T]."""
     decoder = base.model
-    x = decoder.embed_tokens(row.ids)
-    cos, sin = (part[0][:, None] for part in decoder.rotary_emb(x[None], row.positions[None]))
+    x = decoder.embed_tokens(ids)
+    cos, sin = (part[0][:, None] for part in decoder.rotary_emb(x[None], positions[None]))
     last = len(decoder.layers) - 1
     again = checkpoint and torch.is_grad_enabled()
     for number, layer in enumerate(decoder.layers):
-        given = (layer, x, cos, sin, row.blocks, row.wanted if number == last else None)
+        given = (layer, x, cos, sin, blocks, wanted if number == last else None)
         x = torch_checkpoint(_layer, *given, use_reentrant=False) if again else _layer(*given)
     states: Tensor = decoder.norm(x)
     return states
@@ -190,7 +187,7 @@ def _agrees(base: Any) -> bool:
     try:
         with eval_mode(base):
             own = base.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-            ours = _run(base, Row(ids, places, (Block(0, 0, (24,)),), places), False)
+            ours = _run(base, ids, places, places, (Block(0, 0, (24,)),), False)
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         _LOG.debug("the fused training forward does not fit %s: %s", type(base).__name__, error)
         return False

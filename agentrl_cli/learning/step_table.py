@@ -138,11 +138,6 @@ class StepTable:
             number, episodes, offsets, sequences, bundles, by_group, _columns_of(episodes), empty
         )
 
-    @property
-    def branched(self) -> bool:
-        """Whether an episode has several sequences."""
-        return len(self.sequences) > len(self.episodes)
-
     def segments(self, bundles: Iterable[int]) -> list[list[Segment]]:
         """Return the segments of some bundles."""
         return [[self.sequences[s].segment for s in self.bundles[b]] for b in bundles]
@@ -155,8 +150,10 @@ class StepTable:
         """Split a column into one array for each episode."""
         return np.split(column, self.offsets[1:-1])
 
-    def accepted_tokens(self) -> list[int]:
-        """For each episode the trained tokens that were not rejected."""
+    def episode_sizes(self) -> list[int] | None:
+        """For each episode the trained tokens that were not rejected; None if each is one sequence."""
+        if len(self.sequences) == len(self.episodes):
+            return None
         return [int(part.sum()) for part in self.by_episode(self.columns.valid)]
 
     def totals(self, bundles: Iterable[int], max_tokens: int) -> Totals:

@@ -146,8 +146,12 @@ class Learner:
     def _score(self, table: StepTable) -> dict[str, float]:
         """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out."""
         algo = self.config.algo
-        if self.config.rollout.truncation.replay:
-            _require_support(table.episodes)
+        unknown = any(episode.tokens.support is None for episode in table.episodes)
+        if self.config.rollout.truncation.replay and unknown:
+            raise ConfigError(
+                "rollout.truncation.replay is set, and an episode has no record of the tokens that could be drawn.",
+                hint="Episodes from a server or an older run have none: leave the setting out.",
+            )
         early = (
             algo.epochs * algo.minibatches > 1
             or self.needs in ("values", "teacher")
@@ -204,7 +208,7 @@ class Learner:
         if self.selects or self.config.algo.entropy.share < 1:
             self._select(table, bundles, seed)
         batches, rows = [], []
-        sizes = table.accepted_tokens() if table.branched else None
+        sizes = table.episode_sizes()
         for row in self.compute.split(segments):
             sequences = [table.bundles[bundles[b]][m] for b, m in row]
             rows.append(table.rows(sequences))
@@ -249,15 +253,6 @@ class Learner:
         selected = select_tokens(algo.loss, logp, advantage, seed, old)
         assert selected is not None
         seen.selected = table.scatter(seen.selected, rows, selected.numpy())
-
-
-def _require_support(episodes: Sequence[Episode]) -> None:
-    """Raise ConfigError if truncated sampling cannot be replayed."""
-    if any(episode.tokens.support is None for episode in episodes):
-        raise ConfigError(
-            "rollout.truncation.replay is set, and an episode has no record of the tokens that could be drawn.",
-            hint="Episodes from a server or an older run have none: leave the setting out.",
-        )
 
 
 def _compare(seen: TokenColumns, *, sampler: bool) -> dict[str, float]:

@@ -112,7 +112,12 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """Return a causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
-        return _with_adapter(folder, config, base)
+        from peft import PeftModel
+
+        under = load_model(adapter_base(folder, config, base=base), config, base=base)
+        with quiet_peft(), utf8_name(folder) as name:
+            adapted: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
+        return adapted.eval()
     quiet()
     more, written = remote_code(folder, config), _json(folder / "config.json")
     refuse_encoder(folder, written)
@@ -211,15 +216,6 @@ def auto_class(folder: Path) -> Any:
 
     config = _config(folder)
     return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
-
-
-def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
-    from peft import PeftModel
-
-    under = load_model(adapter_base(folder, config, base=base), config, base=base)
-    with quiet_peft(), utf8_name(folder) as name:
-        model: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
-    return model.eval()
 
 
 def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:

@@ -109,7 +109,13 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
     if folder is None:
         _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
         return None
-    reader = Reader(load_processor(folder, base.config.model_type), int(token), *_others(base))
+    # Videos and image starts are not to be written by a model; one argument of its forward marks images.
+    names = inspect.signature(base.forward).parameters
+    types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
+    others = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
+    unsaid = [int(id_) for id_ in others if id_ is not None]
+    processor = load_processor(folder, base.config.model_type)
+    reader = Reader(processor, int(token), unsaid, types)
     chat = chat_of(images_of(reader))
     if not chat.reads_images and not chat.shows_images:
         _LOG.warning(
@@ -118,13 +124,3 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
         return None
     base.image_reader = reader
     return chat
-
-
-def _others(base: Any) -> tuple[list[int], str]:
-    """Return the tokens of videos and image starts, which a model must not write, and its argument that marks
-    images.
-    """
-    names = inspect.signature(base.forward).parameters
-    types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
-    ids = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
-    return [int(id_) for id_ in ids if id_ is not None], types

@@ -88,7 +88,9 @@ class Inputs:
         now = {"rows": "".join(self.rows), "code": dict(self.code), "tokenizer": self.tokenizer}
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
-        contents = _contents(before["rows"])
+        kept, width = before["rows"], 2 * DIGITS
+        pairs = [kept[at : at + width] for at in range(0, len(kept), width)]
+        contents = {row[:DIGITS]: row[DIGITS:] for row in pairs}
         each = ((row[:DIGITS], row[DIGITS:]) for row in self.rows)
         rows = {name for name, content in each if contents.get(name, content) != content}
         code = before["code"]
@@ -144,14 +146,6 @@ def _cut_groups(
     for group, pack, task, count in store.stats.groups(run_id, done):
         if count < size or (greedy and group + SUFFIX not in baselines):
             yield group, _name(pack, task)
-
-
-def _contents(rows: str) -> dict[str, str]:
-    """Name to content of the stored rows."""
-    width = 2 * DIGITS
-    return {
-        rows[at : at + DIGITS]: rows[at + DIGITS : at + width] for at in range(0, len(rows), width)
-    }
 
 
 def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:

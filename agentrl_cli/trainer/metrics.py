@@ -36,9 +36,8 @@ def step_metrics(
     rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
-        metrics |= _graded_means(good, rewards) | _equal(
-            [[e for e in group if e.id in graded] for group in groups]
-        )
+        known = [[e for e in group if e.id in graded] for group in groups]
+        metrics |= _graded_means(good, rewards) | _equal([group for group in known if group])
     for name in sorted({part.name for e in good for part in e.reward_parts}):
         values = [part.value for e in good for part in e.reward_parts if part.name == name]
         metrics[f"rewards/{name}/mean"] = _mean(values)
@@ -88,15 +87,14 @@ def _graded_means(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -
 
 def _equal(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     """Return the shares of groups without spread in which every attempt, or none, was solved."""
-    known = [group for group in groups if group]
     flat = [
         g
-        for g in known
+        for g in groups
         if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8
     ]
     return {
-        "groups/all_solved": sum(all(e.solved for e in g) for g in flat) / len(known),
-        "groups/all_failed": sum(not any(e.solved for e in g) for g in flat) / len(known),
+        "groups/all_solved": sum(all(e.solved for e in g) for g in flat) / len(groups),
+        "groups/all_failed": sum(not any(e.solved for e in g) for g in flat) / len(groups),
     }
 
 

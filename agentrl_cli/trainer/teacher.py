@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def find_teacher(
         return None
     teacher = Teacher(options)
     if options.hint:
-        teacher.hint = _Hints(options.hint, tasks, loaded.chat.tokenizer)
+        teacher.hint = _hints(options.hint, tasks, loaded.chat.tokenizer)
     elif options.teacher == "self":
         raise ConfigError(
             "algo.advantage.teacher is self: the trained model as its own teacher learns nothing without a hint.",
@@ -96,12 +96,12 @@ def require_same_tokenizer(name: str, teacher: BaseTokenizer, student: BaseToken
 def share(teacher: nn.Module, student: nn.Module) -> None:
     """Let the teacher use the student's frozen weights where they are equal: an adapter's base is loaded once."""
     own = {
-        _plain(name): weight
+        name.replace(".base_layer.", "."): weight
         for name, weight in transformer(student).named_parameters()
         if not weight.requires_grad
     }
     for name, weight in transformer(teacher).named_parameters():
-        found = own.get(_plain(name))
+        found = own.get(name.replace(".base_layer.", "."))
         if (
             found is not None
             and found.shape == weight.shape
@@ -111,29 +111,23 @@ def share(teacher: nn.Module, student: nn.Module) -> None:
             weight.data = found.data
 
 
-def _plain(name: str) -> str:
-    return name.replace(".base_layer.", ".")
-
-
-class _Hints:
-    """The hint of each task, as token ids."""
-
-    def __init__(self, text: str, tasks: Sequence[Task], tokenizer: BaseTokenizer) -> None:
-        self._ids: dict[tuple[str, str], Int32] = {}
-        for task in tasks:
-            try:
-                filled = text.format_map({key: _show(value) for key, value in task.data.items()})
-            except (KeyError, ValueError, IndexError, AttributeError) as error:
-                known = ", ".join(sorted(task.data)) or "none"
-                raise ConfigError(
-                    f"algo.advantage.hint cannot be filled in for task {task.id}: {error!r}.",
-                    hint=f"Fields of its row: {known}. A brace itself is written twice.",
-                ) from error
-            ids, _ = tokenizer.encode_offsets("\n" + filled, [(0, len(filled) + 1)])
-            self._ids[task.pack, task.id] = np.asarray(ids, np.int32)
-
-    def __call__(self, episode: Episode) -> Int32:
-        return self._ids[episode.pack, episode.task_id]
+def _hints(
+    text: str, tasks: Sequence[Task], tokenizer: BaseTokenizer
+) -> Callable[[Episode], Int32]:
+    """Return the hint of each episode's task, as token ids."""
+    found: dict[tuple[str, str], Int32] = {}
+    for task in tasks:
+        try:
+            filled = text.format_map({key: _show(value) for key, value in task.data.items()})
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            known = ", ".join(sorted(task.data)) or "none"
+            raise ConfigError(
+                f"algo.advantage.hint cannot be filled in for task {task.id}: {error!r}.",
+                hint=f"Fields of its row: {known}. A brace itself is written twice.",
+            ) from error
+        ids, _ = tokenizer.encode_offsets("\n" + filled, [(0, len(filled) + 1)])
+        found[task.pack, task.id] = np.asarray(ids, np.int32)
+    return lambda episode: found[episode.pack, episode.task_id]
 
 
 def _show(value: Any) -> str:
@@ -152,7 +146,8 @@ class Server:
         (answer,) = self._ask([ids], lambda answer: part(choice_of(answer), "logprobs"))
         self._read(ids, answer)
         spelled = "".join(str(text) for text in items(answer.get("tokens"), "tokens")[: len(ids)])
-        if not spelled.startswith("token_id:") and _ascii(spelled) != _ascii(PROBE):
+        plain, wanted = (text.encode("ascii", "ignore") for text in (spelled, PROBE))
+        if not spelled.startswith("token_id:") and plain != wanted:
             raise ConfigError(
                 f"The teacher at {options.teacher} has another tokenizer than the student: it reads {spelled[:60]!r}"
                 f" where the student wrote {PROBE[:60]!r}.",
@@ -203,7 +198,3 @@ class Server:
 
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, all_of()).result()
-
-
-def _ascii(text: str) -> str:
-    return "".join(c for c in text if ord(c) < 128)

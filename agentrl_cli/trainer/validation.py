@@ -47,8 +47,10 @@ def validation(
                 f"{len(kept)} of {len(train)} training tasks are held out to choose the best checkpoint:"
                 f" no split {config.train.eval.split!r} (train.eval.split)"
             )
-    held = set(kept)
-    tasks = _of_split(config, packs) + [task for task in train if task.id in held]
+    held, split, families = set(kept), config.train.eval.split, config.task.families
+    own = [task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)]
+    tasks = [task for task in own if families is None or task.family in families]
+    tasks += [task for task in train if task.id in held]
     if not tasks and config.train.eval.every:
         tasks = fallback(config, packs, narrate)
     return Validation(
@@ -70,14 +72,6 @@ def fallback(
     return spread(
         pick_tasks(packs, [split], families=config.task.families), config.train.eval.tasks
     )
-
-
-def _of_split(config: TrainerSettings, packs: Mapping[str, Pack]) -> list[Task]:
-    split, families = config.train.eval.split, config.task.families
-    found = [
-        task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)
-    ]
-    return [task for task in found if families is None or task.family in families]
 
 
 def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
