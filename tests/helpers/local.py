@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -92,8 +93,14 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
     return model
 
 
+MADE: WeakSet[LocalPolicy] = WeakSet()
+"""What `policy_of` made; tests/inference closes it after each test."""
+
+
 def policy_of(model: Any, **changes: Any) -> LocalPolicy:
-    return LocalPolicy(model, **{"context_length": 256, "rows": 6, "memory": 2**28, **changes})
+    made = LocalPolicy(model, **{"context_length": 256, "rows": 6, "memory": 2**28, **changes})
+    MADE.add(made)
+    return made
 
 
 def prompts(seed: int = 0, count: int = 12) -> list[list[int]]:

@@ -255,3 +255,14 @@ def agentrl_process(
     if before is not None:
         before()
     sys.exit(main(args))
+
+
+def as_bytes(value: Any) -> Any:
+    """Nested dicts and lists with every tensor as its bytes, to be compared."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: as_bytes(item) for key, item in value.items()}
+    return [as_bytes(item) for item in value] if isinstance(value, (list, tuple)) else value

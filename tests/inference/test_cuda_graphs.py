@@ -108,7 +108,6 @@ async def test_new_weights_keep_graphs_and_a_pool_elsewhere_drops_them() -> None
     assert not set(map(id, first)) & set(map(id, graphs(policy).graphs.values())), (
         "the pool has grown"
     )
-    await policy.close()
 
 
 async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +132,6 @@ async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFi
         "capturing a step failed (RuntimeError: no more)" in policy.describe()
         and "slower" in caplog.text
     )
-    await policy.close()
 
 
 async def test_a_graph_that_holds_a_number_is_found_out() -> None:
@@ -158,7 +156,6 @@ async def test_a_graph_that_holds_a_number_is_found_out() -> None:
     said = await policy.generate("a", [7] * 40, Sampling(temperature=0, max_new_tokens=6))
     assert said.ids.tolist() == forced(model, [7] * 40, 6, said=said.ids.tolist())[0]
     assert "differs by" in policy.engine_why
-    await policy.close()
 
 
 def test_nothing_is_captured_by_default() -> None:

@@ -68,8 +68,6 @@ async def test_every_token_is_the_one_that_plain_sampling_gives(
         assert one.stop_reason == other.stop_reason
         assert np.abs(one.logp_policy - other.logp_policy).max(initial=0) < 1e-4
     assert 0 < known(policy).accepted < known(policy).fed
-    for each in (plain, policy):
-        await each.close()
 
 
 async def test_tokens_are_passed_on_one_by_one_and_turns_end_where_they_should() -> None:
@@ -81,7 +79,6 @@ async def test_tokens_are_passed_on_one_by_one_and_turns_end_where_they_should()
         assert heard == said.ids.tolist() and len(heard) == 60
         await policy.release("e")
     assert known(policy).accepted
-    await policy.close()
 
 
 def test_useless_drafts_are_given_up_for_a_while() -> None:

@@ -84,7 +84,6 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     several = await asyncio.gather(
         *(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone))
     )
-    await policy.close()
     for number, (ids, said) in enumerate(zip(everyone, several, strict=True)):
         wanted, logps = (
             greedy(model, ids, 80, None)
@@ -108,7 +107,6 @@ async def test_a_changed_layer_is_computed_as_it_is() -> None:
     assert said.ids.tolist() == forced(model, [1, 2, 3], 6, said=said.ids.tolist())[0]
     assert runner_of(policy)._short is None
     assert runner_of(policy_of(model))._short is None
-    await policy.close()
 
 
 async def test_eager_attention_and_fixed_slots() -> None:
@@ -164,7 +162,6 @@ async def test_caches_of_the_fallback_stay_within_their_memory(
     small = policy_of(linear_attention(), memory=1000)
     with pytest.raises(PolicyError, match="more than the 1000 bytes"):
         await small.generate("a", [1, 2, 3], Sampling(max_new_tokens=3))
-    await small.close()
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -256,7 +253,6 @@ async def test_an_episode_that_cannot_fit_is_refused() -> None:
     # One that fits to the last position is stopped there.
     said = await policy.generate("b", [7] * 90, Sampling(temperature=0, max_new_tokens=40))
     assert len(said.ids) == 6 and said.ids.tolist() == greedy(tiny(), [7] * 90, 6, None)[0]
-    await policy.close()
     with pytest.raises(ModelError, match=r"at least .* MiB"):
         policy_of(tiny(), memory=1000)
     with pytest.raises(ModelError, match=r"rollout.memory"):
@@ -274,7 +270,6 @@ async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
     )
     # 408 tokens are 13 blocks, seven times 18 one each; eight rows of 408 would be 104.
     assert policy.metrics["rollout/kv_blocks_peak"] <= 13 + 7
-    await policy.close()
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
@@ -289,7 +284,6 @@ async def test_a_common_prompt_is_kept_once(kind: str) -> None:
     wanted = greedy(runner_of(policy).model, ids, 8, None)
     for said in every:
         assert said.ids.tolist() == wanted[0] and abs(said.logp_policy - wanted[1]).max() < 1e-4
-    await policy.close()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +332,6 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(
     assert policy.prefill_tokens == first + 8 * 20, (
         "the first prompts, and what came between the turns"
     )
-    await policy.close()
 
 
 def test_blocks_that_many_share_are_listed_more_than_once() -> None:
@@ -402,4 +395,3 @@ async def test_rows_with_and_without_a_shared_prefix() -> None:
     for ids, count, said in zip(everyone, counts, every, strict=True):
         tokens, logps = greedy(model, ids, count, None)
         assert said.ids.tolist() == tokens and abs(said.logp_policy - logps).max() < 1e-4
-    await policy.close()

@@ -14,7 +14,6 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
-from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.inference.request import Request
 from agentrl_cli.inference.sampler import draw, sample, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
@@ -28,10 +27,9 @@ pytestmark = pytest.mark.filterwarnings(
 async def test_long_prompts_go_in_pieces() -> None:
     model = tiny()
     long = np.random.default_rng(3).integers(0, VOCAB, PIECE + 100).tolist()
-    policy = LocalPolicy(model, context_length=4096, rows=2)
+    policy = policy_of(model, context_length=4096, rows=2)
     said = await policy.generate("a", long, Sampling(temperature=0, max_new_tokens=3))
     assert said.ids.tolist() == greedy(model, long, 3)[0]
-    await policy.close()
 
 
 class SmallParts(ModelRunner):
@@ -46,14 +44,13 @@ async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
     """Where layers are wide or the vocabulary is large, prompts go in shorter pieces and tokens are drawn in parts."""
     found = []
     for runner in (ModelRunner, SmallParts):
-        policy = LocalPolicy(tiny(), context_length=256, rows=8, runner=runner)
+        policy = policy_of(tiny(), rows=8, runner=runner)
         sampling = [Sampling(max_new_tokens=6, seed=n) for n in range(8)]
         many = (
             policy.generate(f"e{n}", ids, one)
             for n, (ids, one) in enumerate(zip(prompts(), sampling, strict=False))
         )
         found.append([said.ids.tolist() for said in await asyncio.gather(*many)])
-        await policy.close()
     assert found[0] == found[1] and any(len(ids) > 1 for ids in found[0])
     assert prefill_tokens(tiny().config, 4) == 8192
     wide = SimpleNamespace(intermediate_size=4864, hidden_size=896)
@@ -99,7 +96,6 @@ async def test_what_is_shared_is_computed_once() -> None:
     policy.set_version("new")
     await policy.generate("e0", ids, sampling)
     assert policy.prefill_tokens - before == 3 + len(ids) - 1
-    await policy.close()
 
 
 async def test_a_history_that_was_rewritten() -> None:
@@ -114,7 +110,6 @@ async def test_a_history_that_was_rewritten() -> None:
     assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(
         model, other[:20], 4
     )[0]
-    await policy.close()
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -129,7 +124,6 @@ async def test_every_token_is_drawn_with_a_number_of_its_own() -> None:
         "a", prompts()[0], Sampling(max_new_tokens=24, stop_ids=(), seed=1)
     )
     assert len(set(said.ids.tolist())) > 12
-    await policy.close()
 
 
 async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
@@ -146,8 +140,6 @@ async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
         assert np.abs(again.logp_policy - first[number].logp_policy).max() < 1e-4
     # Members of a group share the prompt and differ in their seeds.
     assert first[0].ids.tolist() != first[1].ids.tolist()
-    await alone.close()
-    await together.close()
 
 
 async def test_fixed_slots_give_the_same_bits_whatever_runs_beside() -> None:
@@ -166,8 +158,6 @@ async def test_fixed_slots_give_the_same_bits_whatever_runs_beside() -> None:
     many = await asyncio.gather(*(attempt(n) for n in range(12)))
     assert many[4].ids.tolist() == alone.ids.tolist()
     assert many[4].logp_policy.tobytes() == alone.logp_policy.tobytes()
-    await one.close()
-    await other.close()
 
 
 def test_log_probabilities_by_hand() -> None:
@@ -260,7 +250,6 @@ async def test_stop_ids_strings_and_limits() -> None:
         await policy.generate("f", [], Sampling())
     with pytest.raises(PolicyError, match=f"token {VOCAB}, and the model knows {VOCAB}"):
         await policy.generate("g", [1, VOCAB], Sampling())
-    await policy.close()
 
 
 async def test_tokens_are_passed_on_as_they_come() -> None:
@@ -268,7 +257,6 @@ async def test_tokens_are_passed_on_as_they_come() -> None:
     heard: list[int] = []
     said = await policy.generate("a", [7, 8], Sampling(max_new_tokens=5), on_token=heard.append)
     assert heard == said.ids.tolist() and said.seconds > 0 and said.weights_version == "base"
-    await policy.close()
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -305,7 +293,6 @@ async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(
         and "concurrency" in first.hint
     )
     assert len((await policy.generate("x", [1, 2, 3], sampling)).ids) == 20
-    await policy.close()
 
 
 async def test_weights_that_are_no_numbers() -> None:
@@ -315,7 +302,6 @@ async def test_weights_that_are_no_numbers() -> None:
     policy = policy_of(model)
     with pytest.raises(PolicyError, match="not numbers"):
         await policy.generate("a", [1, 2], Sampling())
-    await policy.close()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -346,7 +332,6 @@ async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
     assert not tasks[1].done()  # the other one went on all the time
     said = await tasks[1]
     assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
-    await policy.close()
 
 
 async def test_closing_ends_what_runs() -> None:
@@ -386,4 +371,3 @@ async def test_memory_is_given_back_between_sampling_and_training() -> None:
     engine = policy._engine
     assert isinstance(engine, PagedEngine)
     assert policy.metrics["rollout/kv_blocks"] == engine.pool.bytes == 0
-    await policy.close()

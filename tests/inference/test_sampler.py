@@ -169,7 +169,6 @@ async def test_a_policy_samples_as_configured() -> None:
         "b", ids, Sampling(temperature=0, max_new_tokens=8, repetition_penalty=1.5)
     )
     assert said.ids.tolist() == out[0, len(ids) :].tolist()
-    await policy.close()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,6 @@ async def test_a_sampling_that_means_nothing_is_named(values: dict[str, Any], wh
             EnvError, match=rf"Odd.on_sample raised ValueError: Sampling.{re.escape(why)}"
         ):
             await HookList([Odd()]).sampling(Sampling(), task=None, turn=0)
-    await policy.close()
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt-oss"])
@@ -240,7 +238,6 @@ async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
     assert (
         await policy.generate("1", every[1], Sampling(max_new_tokens=2, temperature=0))
     ).ids.size == 2
-    await policy.close()
 
 
 async def test_log_probabilities_of_what_was_sampled_with_everything_on() -> None:
@@ -261,7 +258,6 @@ async def test_log_probabilities_of_what_was_sampled_with_everything_on() -> Non
         await policy.generate("a", ids, sampling),
         await policy.generate("b", prompts()[5], Sampling(max_new_tokens=3)),
     )
-    await policy.close()
     assert isinstance(said, Generation) and said.stop_reason is StopReason.LENGTH
     for n, token in enumerate(said.ids.tolist()):
         context = [*ids, *said.ids[:n].tolist()]
@@ -311,5 +307,4 @@ async def test_a_stop_string_across_the_borders_of_tokens(
     policy = policy_of(tiny(vocab_size=512), decode=tokenizer.decode)
     spoken = Sampling(max_new_tokens=40, stop_strings=stops, allow=lambda out: [wanted[len(out)]])
     turn = await policy.generate("a", tokenizer.encode("hello"), spoken)
-    await policy.close()
     assert (tokenizer.decode(turn.ids), turn.stop_reason) == (ends, StopReason.STOP_STRING)

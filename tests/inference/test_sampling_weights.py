@@ -152,4 +152,3 @@ async def test_a_policy_samples_with_new_weights_and_frees_the_sums() -> None:
     assert merged._products
     await policy.rest()
     assert not merged._products
-    await policy.close()

@@ -31,16 +31,6 @@ TEMPERATURE = 0.8
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        write_model(tmp_path_factory.mktemp("model") / "random")
-    )
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
 def expert(start: Any) -> Any:
     torch.manual_seed(1)
     model = copy.deepcopy(start)

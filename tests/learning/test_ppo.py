@@ -22,7 +22,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
 from tests.helpers.train import episodes_of, spawn, trainer_of
 from tests.learning.test_update import config, episodes, same, weights
-from tests.trainer.test_resume import STEPS, only_run, plan, project_of
+from tests.trainer.test_resume import ending, plan, project_of
 
 GAE = {"advantage": "gae", "value_lr": 1e-2}
 
@@ -238,35 +238,6 @@ def test_without_a_weight_the_value_loss_leaves_the_policy_alone(start: Any) -> 
 
 
 # --- in the trainer --------------------------------------------------------------------------------------------------
-
-
-def ending(project: Path) -> dict[str, Any]:
-    """Weights, optimizer and value head, and what was sampled, of a run that must not depend on interruptions."""
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        run = only_run(store)
-        assert (run.status, run.step, run.error) == ("finished", STEPS, "")
-        last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
-        rows = store.episodes.rows(store.episodes.ids(f"step:1..{STEPS}", "time", run=run.id))
-        kept = {
-            (r.kind, r.step, r.group_id, r.sample): (r.reward, r.fact, r.advantage)
-            for r in rows
-            if r.kind != "eval"
-        }
-        steps = [
-            {k: v for k, v in row.items() if not k.startswith(("time/", "at"))}
-            for row in store.runs.steps(run.id)
-        ]
-    (file,) = [*last.glob("model.safetensors"), *last.glob("adapter_model.safetensors")]
-    state = torch.load(last / "trainer.pt", weights_only=True)
-    return {"weights": file.read_bytes(), "state": _plain(state), "episodes": kept, "steps": steps}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 FULL = {"enabled": False}

@@ -32,15 +32,13 @@ from agentrl_cli.learning.turn_advantages import (
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, Fact, Outcome, Task, ToolResult
 from tests.helpers.trees import Said, chain, episode, fork, sub_agent, three_leaves, with_logps
+from tests.learning.test_update import config as update_config
 
 TREES = {"fork": fork(), "sub_agent": sub_agent(), "three_leaves": three_leaves()}
 
 
 def config(**sections: Any) -> Config:
-    base: dict[str, Any] = {"train": {"lr": 1.0, "warmup_steps": 0, "max_grad_norm": 1e9}}
-    for name, values in sections.items():
-        base[name] = {**base.get(name, {}), **values}
-    return Config.model_validate(base)
+    return update_config(**{**sections, "train": {"lr": 1.0, **sections.get("train", {})}})
 
 
 def sequences(one: Episode) -> list[Segment]:

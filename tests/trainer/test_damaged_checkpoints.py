@@ -22,7 +22,7 @@ from agentrl_cli.models.checkpoint import CHECKSUMS, damage, load_weights, writt
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.store import RunRow, Store
-from tests.helpers.train import spawn, trainer_of, write_model, write_project
+from tests.helpers.train import as_bytes, spawn, trainer_of, write_model, write_project
 
 PPO = {"advantage": "gae", "drop_zero_variance": False}
 FULL: dict[str, Any] = {"enabled": False}
@@ -96,18 +96,10 @@ def resume(
             held, learner = trainer.loaded.model, trainer.learner
             trainer.checkpoints.narrate = said.append
             state = trainer.checkpoints.restore()
-            now = {"weights": _bytes(held.state_dict()), "learner": _bytes(learner.state())}
+            now = {"weights": as_bytes(held.state_dict()), "learner": as_bytes(learner.state())}
             return int(state.get("step", 0)), said, now
 
     return asyncio.run(go())
-
-
-def _bytes(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: _bytes(item) for key, item in value.items()}
-    return [_bytes(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.mark.parametrize("adapter", [FULL, ADAPTER], ids=["full", "lora"])
@@ -175,7 +167,7 @@ def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
     fresh = load_model(
         model, Config.model_validate({"model": {"dtype": "float32"}}).model, base=tmp_path
     )
-    assert now["weights"] == _bytes(fresh.state_dict())
+    assert now["weights"] == as_bytes(fresh.state_dict())
     for folder in folders:
         flip(folder / "model.safetensors")
         (folder / CHECKSUMS).unlink()
@@ -259,11 +251,11 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path: Path, model: Path) -> 
     from transformers import AutoModelForCausalLM
 
     held = AutoModelForCausalLM.from_pretrained(model)
-    before = _bytes(held.state_dict())
+    before = as_bytes(held.state_dict())
     other = write_model(tmp_path / "other", head_dim=8)
     with pytest.raises(ModelError, match="do not fit the model"):
         load_weights(held, other)
-    assert _bytes(held.state_dict()) == before
+    assert as_bytes(held.state_dict()) == before
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def episode(
     return Episode(name, "t", turns=turns, tokens=tokens, outcome=outcome or Outcome.FAILED)
 
 
-def test_overlong_by_hand() -> None:
+def test_length_terms_by_hand() -> None:
     assert [overlong(n, 100, 40) for n in (0, 60, 61, 80, 100, 130)] == [
         0.0,
         0.0,
@@ -246,9 +246,6 @@ def test_overlong_by_hand() -> None:
         -1.0,
         -1.0,
     ]
-
-
-def test_shaping_is_reward_parts() -> None:
     algo = {"length_penalty": {"coef": 0.1, "overlong": 0.5, "buffer": 40}}
     task = Task("t", "p", "f", "train", ())
     shaping = Shaping(Config.model_validate({"algo": algo}).algo, 100)

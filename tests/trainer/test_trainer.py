@@ -262,33 +262,6 @@ async def test_the_reference_is_the_model_before_training(
         assert moved > 1e-3
 
 
-async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model: Path) -> None:
-    algo = {"epochs": 2, "minibatches": 2, "drop_zero_variance": False}
-    rollout = {"prompts_per_step": 4}
-    async with trainer_of(
-        tmp_path, model, algo=algo, rollout=rollout, train={"steps": 1, "lr": 5e-2}
-    ) as trainer:
-        run = await trainer.train()
-        optimizer = trainer.learner.compute.optimizer
-        counts = {int(state["step"]) for state in optimizer.state.values()}
-        assert counts == {4}
-        (metrics,) = trainer.store.runs.steps(run.id)
-        every = [(e, trainer.store.signals.get(e.id)) for e in episodes_of(trainer.store, run)]
-        ratios = np.concatenate([s.ratio[e.tokens.trained_mask] for e, s in every if s is not None])
-        assert len(every) == 16 and all(signals is not None for _, signals in every)
-        assert np.abs(ratios - 1).max() > 1e-3, "the last epoch is off-policy"
-        for episode, signals in every:
-            assert signals is not None
-            mask = episode.tokens.trained_mask
-            # The log-probabilities before the first optimizer step, not those of the last epoch.
-            assert signals.logp_train[mask] == pytest.approx(
-                episode.tokens.logp_policy[mask], abs=1e-4
-            )
-            clipped = signals.clipped[mask].astype(bool)
-            assert (signals.weight[mask][clipped] == 0).all()
-        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-
-
 # --- drift -----------------------------------------------------------------------------------------------------------
 
 SHIFTING = """\
