@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +112,7 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """Return a causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
-        from peft import PeftModel
-
-        under = load_model(adapter_base(folder, config, base=base), config, base=base)
-        with quiet_peft(), utf8_name(folder) as name:
-            adapted: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
-        return adapted.eval()
+        return _load_adapter(folder, config, base)
     quiet()
     more, written = remote_code(folder, config), _json(folder / "config.json")
     refuse_encoder(folder, written)
@@ -155,18 +150,32 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
             f"The weights in {folder} are corrupt: {what}",
             hint="Copy or download the folder again.",
         ) from error
-    if lost := sorted(found["missing_keys"]):
-        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise ModelError(
-            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
-            hint="transformers would make them up at random. Copy or download the folder again.",
-        )
+    _require_complete(folder, found["missing_keys"])
     # Quantised weights are on their device already.
     ready: nn.Module = model.eval() if quantised else model.to(device).eval()
     if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
         with torch.no_grad():
             ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
     return ready
+
+
+def _load_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
+    from peft import PeftModel
+
+    under = load_model(adapter_base(folder, config, base=base), config, base=base)
+    with quiet_peft(), utf8_name(folder) as name:
+        model: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
+    return model.eval()
+
+
+def _require_complete(folder: Path, missing: Collection[str]) -> None:
+    if missing:
+        lost = sorted(missing)
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
+            hint="transformers would make them up at random. Copy or download the folder again.",
+        )
 
 
 def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:

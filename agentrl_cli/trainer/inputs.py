@@ -88,9 +88,7 @@ class Inputs:
         now = {"rows": "".join(self.rows), "code": dict(self.code), "tokenizer": self.tokenizer}
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
-        kept, width = before["rows"], 2 * DIGITS
-        pairs = [kept[at : at + width] for at in range(0, len(kept), width)]
-        contents = {row[:DIGITS]: row[DIGITS:] for row in pairs}
+        contents = _contents(before["rows"])
         each = ((row[:DIGITS], row[DIGITS:]) for row in self.rows)
         rows = {name for name, content in each if contents.get(name, content) != content}
         code = before["code"]
@@ -146,6 +144,12 @@ def _cut_groups(
     for group, pack, task, count in store.stats.groups(run_id, done):
         if count < size or (greedy and group + SUFFIX not in baselines):
             yield group, _name(pack, task)
+
+
+def _contents(rows: str) -> dict[str, str]:
+    """Name to content of the stored rows."""
+    each = [rows[at : at + 2 * DIGITS] for at in range(0, len(rows), 2 * DIGITS)]
+    return {row[:DIGITS]: row[DIGITS:] for row in each}
 
 
 def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:

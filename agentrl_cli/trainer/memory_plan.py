@@ -136,7 +136,6 @@ def plan(
     absent = gpu_bytes is not None and config.model.dtype == "auto"
     size = 4 if full else 2 if absent else pick_dtype(config.model.dtype, device).itemsize
     count = (shape := model_shape(folder, config.model))["parameters"]
-    # of an adapter on all linear layers; an upper bound if fewer modules are named
     trained = config.adapter.r * shape["linear_in_out"] if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
     adapter = trained * 4.0 if config.adapter.enabled else 0.0
