@@ -2,29 +2,21 @@
 
 MKL, OpenBLAS (numpy's) and oneDNN differ by up to three times where a product has few rows, and by processor in either
 direction. So each shape is tried once per machine, for milliseconds, and the choice is kept in the user's state folder.
-It belongs to a processor and to versions; another machine or another version tries again. A file that is missing,
-damaged or cannot be written costs a trial and nothing else.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from agentrl_cli._version import __version__
-from agentrl_cli.paths import state_dir
+from agentrl_cli.inference.remembered import recall, remember
 
 Product = Callable[[Tensor], Tensor]
 """From rows [n, in] to [n, out]."""
@@ -33,9 +25,6 @@ ROWS = (1, 4, 16, 64)
 MOST = 2**22
 """Numbers of a matrix that is tried; a larger one is tried with fewer columns."""
 _REPEATS = 8
-FILE = "products.json"
-ENTRIES = 500
-"""Choices that the file keeps; the oldest go first."""
 
 
 def as_torch(weight: Tensor, bias: Tensor | None) -> Product:
@@ -80,48 +69,11 @@ def fastest_way(like: Tensor, out: int, width: int) -> str:
         return "torch"
     blas = " and numpy" * _numpy_waits()
     name = f"{width} x {out} {like.dtype} {torch.get_num_threads()} threads{blas}"
-    key = f"{_machine()} {name}"
-    found = _read_known().get(key)
+    found = recall("products", name)
     if found not in WAYS:
         found = _try_ways(min(out, MOST // width), width, like.dtype)
-        _keep(key, found)
+        remember("products", name, found)
     return found
-
-
-def _read_known() -> dict[str, str]:
-    try:
-        found = json.loads((state_dir() / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _keep(key: str, way: str) -> None:
-    """Keep a choice for the next process."""
-    file = state_dir() / FILE
-    known = dict([*_read_known().items(), (key, way)][-ENTRIES:])
-    part = file.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        part.replace(file)
-
-
-@cache
-def _machine() -> str:
-    """Return a hash of the processor and of the versions that results depend on, this engine's files included."""
-    import transformers
-
-    facts = [__version__, torch.__version__, np.__version__, transformers.__version__]
-    facts.append(platform.processor() or platform.machine())
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        facts += sorted(
-            {line for line in lines if line.startswith(("model", "cpu family", "flags"))}
-        )
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        facts.append(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _numpy_waits() -> bool:
