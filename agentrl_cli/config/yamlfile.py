@@ -6,12 +6,13 @@ Every unreadable file is a ConfigError that names the file, and the line if know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.types.plain import is_text, quote_text
@@ -50,6 +51,38 @@ def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
         for key, node in _leaves(root, "", path)
         if only is None or key.startswith(f"{only}.")
     }
+
+
+M = TypeVar("M")
+
+
+def read_as(
+    model: type[M],
+    value: Any,
+    where: str,
+    known: Collection[str],
+    *,
+    strict: bool | None = None,
+    **fixed: Any,
+) -> M:
+    """Return a mapping of a file, with keys among `known`, as an object: a pydantic model or a dataclass.
+
+    `strict`: no text is read as a number. `fixed` are fields that the file does not give. Raises ConfigError that names
+    the place, and the nearest key for an unknown one.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be a mapping with {', '.join(known)}, not {value!r}.")
+    for key in value:
+        if key not in known:
+            unknown = NotFound.of(f"key in {where}", str(key), sorted(known))
+            raise ConfigError(unknown.message, hint=unknown.hint)
+    try:
+        return TypeAdapter(model).validate_python({**value, **fixed}, strict=strict)
+    except ValidationError as error:
+        first = error.errors()[0]
+        text = str(first["msg"]).removeprefix("Value error, ")
+        place = f"{where}.{first['loc'][0]}" if first["loc"] else where
+        raise ConfigError(f"{place}: {text} (it is {first['input']!r:.60}).") from None
 
 
 def load_yaml(path: Path) -> Any:

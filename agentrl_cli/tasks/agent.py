@@ -10,15 +10,18 @@ What runs these is in agents/runners.
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from agentrl_cli.errors import ConfigError, NotFound
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
+
+from agentrl_cli.config.yamlfile import read_as
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.tasks.beside import files_beside
+from agentrl_cli.types.section import Seconds, Text
 
 ENDS = {"timeout", "on_error", "rejects"}
 KINDS = {
@@ -30,6 +33,28 @@ KINDS = {
 LEASE = 60.0
 
 
+def _check_function(value: str) -> str:
+    if not all(value.partition(":")):
+        raise ValueError("not a function; write file.py:function or module:function")
+    return value
+
+
+def _check_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{value!r} is not an address; write HOST:PORT, such as 127.0.0.1:8500")
+    return value
+
+
+def _as_words(command: Any) -> Any:
+    if not command:
+        raise ValueError("empty; write a program and its arguments: [python, agent.py]")
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+Masked = BeforeValidator(lambda value: None if value == "mask" else value)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
     """A pack's settings of its agent."""
@@ -38,22 +63,24 @@ class AgentSpec:
     """function, command or remote: a key of `agents.runners.RUNNERS`."""
     folder: Path
     """Where its relative paths start."""
-    function: str = ""
+    function: Annotated[str, AfterValidator(_check_function)] = ""
     """`module:function` or `file.py:function`."""
-    command: tuple[str, ...] = ()
+    command: Annotated[tuple[str, ...], BeforeValidator(_as_words)] = ()
     cwd: str = "."
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    env: Mapping[Text, Text | None] = field(default_factory=dict)
     """Variables that the command gets besides its standard ones; None passes on the value of this process."""
-    timeout: float | None = None
+    timeout: Seconds | None = None
     """Seconds of one episode's agent; None: `rollout.timeout.episode`."""
     fields: tuple[str, ...] = ()
     """Fields of a row that the command gets with its task: without it none, as they may hold the answer."""
-    sandbox: bool = False
-    remote: str = ""
+    sandbox: StrictBool = False
+    remote: Annotated[str, AfterValidator(_check_address)] = ""
     """`HOST:PORT` where agents elsewhere ask for tasks."""
-    lease: float = LEASE
+    lease: Seconds = LEASE
     """Seconds of silence after which such an agent is dead."""
-    on_error: float | None = 0.0
+    on_error: Annotated[
+        Annotated[float, Field(lt=1, strict=True, allow_inf_nan=False)] | None, Masked
+    ] = 0.0
     """Reward of an episode that ended by an exception which the model caused; None: it is masked like any other."""
     rejects: tuple[str, ...] = ()
     """Exceptions, by the name of their class, by which the agent's framework rejects what the model wrote."""
@@ -93,98 +120,5 @@ def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
             "or `remote`."
         )
     kind = next(kind for kind in KINDS if kind in value)
-    for key in value:
-        if key not in KINDS[kind] | {kind}:
-            unknown = NotFound.of(f"key in {where} with a {kind}", str(key), sorted(KINDS[kind]))
-            raise ConfigError(unknown.message, hint=unknown.hint)
-    given = dict(value)
-    if kind == "function":
-        given["function"] = _function(given["function"], where)
-    elif kind == "remote":
-        given["remote"] = _address(given["remote"], where)
-        given["lease"] = _seconds(given.get("lease"), f"{where}.lease") or LEASE
-        given["fields"] = _texts(given.get("fields") or [], f"{where}.fields")
-    else:
-        given["command"] = _command(given["command"], where)
-        given["env"] = _env(given.get("env"), where)
-        given["fields"] = _texts(given.get("fields") or [], f"{where}.fields")
-        given["cwd"] = _one(given.get("cwd", "."), f"{where}.cwd")
-        given["sandbox"] = _flag(given.get("sandbox", False), f"{where}.sandbox")
-    given["timeout"] = _seconds(given.get("timeout"), f"{where}.timeout")
-    given["on_error"] = _on_error(given.get("on_error", 0.0), f"{where}.on_error")
-    given["rejects"] = _texts(given.get("rejects") or [], f"{where}.rejects")
-    return AgentSpec(kind, folder, **given)
-
-
-def _function(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not all(value.partition(":")):
-        raise ConfigError(
-            f"{where}: {value!r} is not a function.",
-            hint="Write file.py:function or module:function.",
-        )
-    return value
-
-
-def _address(value: Any, where: str) -> str:
-    host, _, port = str(value).rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(
-            f"{where}.remote: {value!r} is not an address.", hint="Write HOST:PORT: 127.0.0.1:8500."
-        )
-    return str(value)
-
-
-def _command(value: Any, where: str) -> tuple[str, ...]:
-    found = (
-        tuple(shlex.split(value)) if isinstance(value, str) else _texts(value, f"{where}.command")
-    )
-    if not found:
-        raise ConfigError(
-            f"{where}.command is empty.",
-            hint="Write a program and its arguments: [python, agent.py].",
-        )
-    return found
-
-
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{where} must be a list of texts, not {value!r}.")
-    return tuple(value)
-
-
-def _one(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be a text, not {value!r}.")
-    return value
-
-
-def _env(value: Any, where: str) -> dict[str, str | None]:
-    if not isinstance(value or {}, Mapping):
-        raise ConfigError(f"{where}.env must map names to values, not {value!r}.")
-    return {str(name): None if text is None else str(text) for name, text in (value or {}).items()}
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where} must be true or false, not {value!r}.")
-    return value
-
-
-def _on_error(value: Any, where: str) -> float | None:
-    if value == "mask":
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < 1:
-        raise ConfigError(f"{where} must be `mask`, or a reward below 1, not {value!r}.")
-    return float(value)
-
-
-def _seconds(value: Any, where: str) -> float | None:
-    number = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value > 0
-    )
-    if value is not None and not number:
-        raise ConfigError(f"{where} must be a number of seconds above 0, not {value!r}.")
-    return None if value is None else float(value)
+    given = {key: item for key, item in value.items() if item is not None}
+    return read_as(AgentSpec, given, where, {kind, *KINDS[kind]}, kind=kind, folder=folder)

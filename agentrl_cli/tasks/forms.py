@@ -53,10 +53,9 @@ def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
     if row.get("audios"):
         raise DataError("`audios` in a prompt are not supported.")
     try:
-        made = with_media(all_forms()[name].convert(dict(row)))
+        return with_media(all_forms()[name].convert(dict(row)))
     except KeyError as error:
         raise DataError(f"the form {name!r} needs the field {error.args[0]!r}.") from error
-    return _choice(made)
 
 
 def messages(row: Row) -> Row:
@@ -235,21 +234,6 @@ def tool_names(schemas: Any) -> list[str] | None:
             raise DataError("a schema in `tools` has no name.")
         names.append(name)
     return names
-
-
-def _choice(row: Row) -> Row:
-    """Check `tool_choice`: none, auto, required, or {"type": "function", "function": {"name": …}}."""
-    choice = row.get("tool_choice")
-    if choice is None or choice in CHOICES:
-        return row
-    name = named_function(choice)
-    if name is None:
-        raise DataError(
-            f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}."
-        )
-    if isinstance(row.get("tools"), list) and name not in row["tools"]:
-        raise DataError(f"`tool_choice` names {name!r}, which is not among the row's tools.")
-    return row
 
 
 def named_function(choice: Any) -> str | None:

@@ -10,7 +10,7 @@ Other forms of rows are in forms.py, other sources in sources.py; spec.py reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.agent import AgentSpec
-from agentrl_cli.tasks.forms import named_function, normal
-from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits
+from agentrl_cli.tasks.forms import CHOICES, named_function, normal
+from agentrl_cli.tasks.sources import Source, default_source, default_splits
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
 
@@ -171,8 +171,10 @@ class Pack:
         bad: list[BadLine] = []
         seen: dict[str, int] = {}
         own_ids = False
-        for number, given in self._number_rows(split):
-            row = _normal(given, self._form(split))
+        source = self.source(split) if self.rows is None else None
+        numbered = source.rows() if source else enumerate(self.rows or (), 1)
+        for number, given in numbered:
+            row = _normal(given, source.form if source else "auto")
             if isinstance(row, Mapping) and isinstance(given, Mapping):
                 if row.get("prompt") is None and any(tool.opens for tool in self.tools):
                     row = {
@@ -224,12 +226,6 @@ class Pack:
         if not name and len(self.interactions) == 1:
             name = next(iter(self.interactions))
         return self.interactions[name]() if name else None
-
-    def _number_rows(self, split: str) -> Iterator[Numbered]:
-        return iter(enumerate(self.rows, 1)) if self.rows is not None else self.source(split).rows()
-
-    def _form(self, split: str) -> str:
-        return "auto" if self.rows is not None else self.source(split).form
 
     def task(self, row: Mapping[str, Any], split: str) -> Task:
         """Return a row as a task: the pack's system message, then the prompt."""
@@ -386,14 +382,16 @@ def _wrong_tools(names: Any, known: Collection[str]) -> str:
 
 
 def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:
-    """Return the error of a `tool_choice` that cannot be satisfied; empty if valid."""
+    """Return the error of a `tool_choice` that is none, or that cannot be satisfied; empty if valid."""
     choice = row.get("tool_choice")
     usable = row.get("tools") if row.get("tools") is not None else known
+    name = named_function(choice)
     if choice in (None, "none", "auto"):
         return ""
+    if name is None and choice not in CHOICES:
+        return f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}."
     if not usable:
         return f"`tool_choice` is {choice!r}, but the task has no tools."
-    name = named_function(choice)
     if name is not None and name not in usable:
         return f"`tool_choice` names {name!r}; the tools are {', '.join(usable)}."
     return ""

@@ -29,16 +29,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.errors import ConfigError, NotFound
+from pydantic import BaseModel, StrictBool
+
+from agentrl_cli.config.yamlfile import load_yaml, read_as
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import adapt, foreign_imports
 from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.types import ToolSchema
+from agentrl_cli.types.section import Positive, Seconds
+
+
+class Limits(BaseModel):
+    """Limits of a tool that any entry may set; see Tool."""
+
+    timeout: Seconds | None = None
+    concurrency: Positive | None = None
+    rate: Seconds | None = None
+    pure: StrictBool | None = None
+    external: StrictBool | None = None
+
 
 ADAPTED = ("openapi", "environment")
 """Keys whose value a plugin turns into tools."""
-LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
 KEYS = {
     *(
         "class_name",
@@ -51,7 +64,7 @@ KEYS = {
         "function",
     ),
     *ADAPTED,
-    *LIMITS,
+    *Limits.__annotations__,
 }
 
 
@@ -66,21 +79,14 @@ def load_tools(
     entries: Any = source
     if isinstance(source, Path):
         where, folder = source, source.parent
-        entries = _read(source)
+        entries = load_yaml(source)
+        entries = entries.get("tools") if isinstance(entries, dict) else entries
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise ConfigError(f"{where} must hold a list of tools, or `tools:` with one.")
     tools: list[Tool] = []
     for number, entry in enumerate(entries, 1):
         tools += _entry(f"{where}, tool {number}", entry, folder, own or {})
     return tools
-
-
-def _read(path: Path) -> Any:
-    try:
-        read = load_yaml(path)
-    except NotFound:
-        raise ConfigError(f"{path} does not exist.") from None
-    return read.get("tools") if isinstance(read, dict) else read
 
 
 def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> list[Tool]:
@@ -226,18 +232,12 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
 
 def _with_limits(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:
     """Sets the entry's limits on the tool."""
-    limits = {key: entry[key] for key in LIMITS if entry.get(key) is not None}
-    if not limits:
-        return tool
-    for key, value in limits.items():
-        switch = key in ("pure", "external")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-        if not (isinstance(value, bool) if switch else number):
-            what = "true or false" if switch else "a number above 0"
-            raise ConfigError(f"{where}: `{key}` must be {what}, not {value!r}.")
-    tool = copy.copy(tool)
-    for key, value in limits.items():
-        setattr(tool, key, value)
+    known = Limits.__annotations__
+    given = {key: entry[key] for key in known if entry.get(key) is not None}
+    limits = read_as(Limits, given, where, known, strict=True)
+    tool = copy.copy(tool) if given else tool
+    for key in given:
+        setattr(tool, key, getattr(limits, key))
     return tool
 
 

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import threading
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +28,7 @@ from typing import Any, TextIO
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.tools.base import Tool, ToolContext
-from agentrl_cli.tools.mcp_server import Server, connect, listed_tools, reason, tail
+from agentrl_cli.tools.mcp_server import Server, connect, list_tools, reason, tail
 from agentrl_cli.types import ToolResult
 
 IDLE = 60.0
@@ -111,11 +110,15 @@ class Link:
     _shared: dict[asyncio.AbstractEventLoop, Connection] = field(default_factory=dict)
     _idle: dict[asyncio.AbstractEventLoop, list[Connection]] = field(default_factory=dict)
 
+    @property
+    def shared(self) -> bool:
+        return self.server.session == "shared"
+
     async def take(self, ctx: ToolContext) -> Connection:
         """Return the connection of an episode, shared by the server's tools."""
         key = f"mcp:{self.server.name}"
         found: Connection | None = ctx.state.get(key)
-        if found is None and self.server.shared:
+        if found is None and self.shared:
             found = self._shared.get(asyncio.get_running_loop())
         if found is None and (idle := self._idle.get(asyncio.get_running_loop())):
             found = idle.pop()
@@ -124,7 +127,7 @@ class Link:
             found.begin(self.reset)
         if found is None or (found.broken and key not in ctx.state):
             found = Connection(self.server)
-            if self.server.shared:
+            if self.shared:
                 self._shared[asyncio.get_running_loop()] = found
         ctx.state[key] = found
         found.users += 1
@@ -135,7 +138,7 @@ class Link:
         connection.users -= 1
         if connection.users == 0:
             loop = asyncio.get_running_loop()
-            if self.reset and not self.server.shared and not connection.broken:
+            if self.reset and not self.shared and not connection.broken:
                 self._keep(loop, connection)
                 return
             if self._shared.get(loop) is connection:
@@ -159,14 +162,17 @@ class McpTool(Tool):
 
     external = True
 
-    def __init__(
-        self, link: Link, name: str, description: str, parameters: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, link: Link, listed: Any) -> None:
         self.link = link
-        self.remote = name
-        self.name = name = f"{link.server.given.get('prefix', '')}{name}"
-        self.timeout = link.server.given.get("timeout")
-        function = {"name": name, "description": description, "parameters": dict(parameters)}
+        self.remote = listed.name
+        self.name = f"{link.server.prefix}{listed.name}"
+        self.timeout = link.server.timeout
+        own = {key: value for key, value in listed.input_schema.items() if key != "title"}
+        function = {
+            "name": self.name,
+            "description": listed.description or "",
+            "parameters": {"type": "object", "properties": {}} | own,
+        }
         self.schema = {"type": "function", "function": function}
 
     async def create(self, ctx: ToolContext) -> Connection:
@@ -215,35 +221,17 @@ class McpTool(Tool):
 def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
     """Connects to a server and lists its tools. Raises ConfigError, EnvError, MissingDependency."""
     server = Server.of(where, name, given, folder)
-    listed: list[Any] = []
-    declared: list[str] = []
-    failed: list[BaseException] = []
-
-    def ask() -> None:  # in a thread: the caller may be inside a running loop
-        try:
-            listed.extend(asyncio.run(listed_tools(server, declared)))
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=ask, name=f"mcp-{name}")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    chosen = given.get("tools")
+    with ThreadPoolExecutor(1) as pool:  # the caller may be inside a running loop
+        listed, declared = pool.submit(asyncio.run, list_tools(server)).result()
     known = {item.name: item for item in listed}
-    reset = str(given.get("reset") or (declared[0] if declared else ""))
-    missing = [item for item in [*(chosen or ()), *filter(None, [reset])] if item not in known]
-    if missing:
-        unknown = NotFound.of(f"tool of the MCP server {name}", missing[0], known)
-        raise ConfigError(f"{where}: {unknown.message}", hint=unknown.hint)
+    reset = server.reset or next(iter(declared), "")
+    for wanted in (*(server.tools or ()), *filter(None, [reset])):
+        if wanted not in known:
+            unknown = NotFound.of(f"tool of the MCP server {name}", wanted, known)
+            raise ConfigError(f"{where}: {unknown.message}", hint=unknown.hint)
+    chosen = [one for one in known if one != reset] if server.tools is None else server.tools
     link = Link(server, reset)
-    items = (
-        [item for item in listed if item.name != reset]
-        if chosen is None
-        else [known[item] for item in chosen]
-    )
-    return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in items]
+    return [McpTool(link, known[one]) for one in chosen]
 
 
 async def _progress(
@@ -256,14 +244,6 @@ async def _progress(
 
 _PROGRESS: ContextVar[list[str]] = ContextVar("agentrl_mcp_progress")
 """What the running call reported."""
-
-
-def _parameters(item: Any) -> dict[str, Any]:
-    schema = dict(item.input_schema)
-    schema.pop("title", None)
-    schema.setdefault("type", "object")
-    schema.setdefault("properties", {})
-    return schema
 
 
 def _result(answer: Any) -> ToolResult:

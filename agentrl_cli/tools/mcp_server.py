@@ -7,19 +7,16 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
+from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency
+from agentrl_cli.types.section import Seconds, Text
 
 STDERR_LINES, STDERR_BYTES = 8, 4096
 """What a message repeats of the stderr of a server that died, at most."""
-KEYS = {
-    *("command", "args", "env", "cwd"),
-    *("url", "auth_token", "auth_token_env", "headers"),
-    *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix", "reset"),
-}
 MOST_TOOLS = 2000
 """Tools of one server."""
 
@@ -30,44 +27,35 @@ class Server:
 
     name: str
     folder: Path
-    given: Mapping[str, Any]
-
-    @property
-    def shared(self) -> bool:
-        return bool(self.given.get("session", "episode") == "shared")
-
-    @property
-    def start_timeout(self) -> float:
-        """Maximum seconds to start it and list its tools."""
-        return float(self.given.get("start_timeout", 30.0))
+    command: Text = ""
+    args: tuple[Text, ...] = ()
+    env: Mapping[Text, Text] = field(default_factory=dict)
+    cwd: str = "."
+    url: str = ""
+    auth_token: str = ""
+    auth_token_env: str = ""
+    headers: Mapping[Text, Text] = field(default_factory=dict)
+    session: Literal["shared", "episode"] = "episode"
+    timeout: Seconds | None = None
+    """Seconds of one call."""
+    start_timeout: Seconds = 30.0
+    """Maximum seconds to start it and list its tools."""
+    tools: tuple[str, ...] | None = None
+    prefix: str = ""
+    reset: str = ""
+    type: Any = None
+    """In other projects' files, as is the next: whether there is a command or a url shows it."""
+    transport: Any = None
 
     @classmethod
     def of(cls, where: str, name: str, given: Any, folder: Path) -> Server:
         """Raises ConfigError for unknown keys, or without a command or url."""
         if not isinstance(given, Mapping) or ("command" in given) == ("url" in given):
             raise ConfigError(f"{where}: the MCP server {name} needs either a command or a url.")
-        unknown = sorted(set(given) - KEYS)
-        if unknown:
-            raise ConfigError(
-                f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}."
-            )
-        if given.get("session", "episode") not in ("shared", "episode"):
-            raise ConfigError(
-                f"{where}: the session of the MCP server {name} is shared or episode."
-            )
-        chosen = given.get("tools")
-        if chosen is not None and not (
-            isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)
-        ):
-            raise ConfigError(
-                f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}."
-            )
-        for key in ("prefix", "reset"):
-            if not isinstance(given.get(key, ""), str):
-                raise ConfigError(
-                    f"{where}: `{key}` of the MCP server {name} is a text, not {given[key]!r}."
-                )
-        return cls(name, folder, dict(given))
+        known = [field.name for field in fields(cls)[2:]]
+        values = {key: value for key, value in given.items() if value is not None}
+        place = f"{where}: the MCP server {name}"
+        return read_as(cls, values, place, known, name=name, folder=folder)
 
     async def client(self, stack: Any, errors: TextIO) -> Any:
         """Return the mcp package's client for it; its resources are put on `stack`, a process writes stderr to
@@ -80,30 +68,20 @@ class Server:
             raise MissingDependency(
                 "MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'"
             ) from error
-        given = self.given
-        if "command" in given:
-            cwd = self.folder / str(given.get("cwd") or ".")
-            env = {str(key): str(value) for key, value in (given.get("env") or {}).items()}
-            args = [str(arg) for arg in given.get("args") or ()]
+        if self.command:
+            cwd = self.folder / self.cwd
             parameters = StdioServerParameters(
-                command=str(given["command"]), args=args, env=env, cwd=cwd
+                command=self.command, args=list(self.args), env=dict(self.env), cwd=cwd
             )
             return Client(stdio_client(parameters, errlog=errors))
-        return Client(
-            streamable_http_client(str(given["url"]), http_client=await self._http(stack))
-        )
-
-    async def _http(self, stack: Any) -> Any:
         import httpx2
 
-        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
-        token = self.given.get("auth_token") or os.environ.get(
-            str(self.given.get("auth_token_env") or ""), ""
-        )
-        if token:
+        headers = dict(self.headers)
+        if token := self.auth_token or os.environ.get(self.auth_token_env, ""):
             headers["Authorization"] = f"Bearer {token}"
-        client = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
-        return await stack.enter_async_context(client)
+        http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
+        await stack.enter_async_context(http)
+        return Client(streamable_http_client(self.url, http_client=http))
 
 
 @asynccontextmanager
@@ -144,15 +122,13 @@ def tail(errors: TextIO) -> str:
     )
 
 
-async def listed_tools(server: Server, declared: list[str]) -> list[Any]:
-    """Its tools; the one that resets it, if it declares one, is added to `declared`. Raises EnvError."""
+async def list_tools(server: Server) -> tuple[list[Any], list[str]]:
+    """Return its tools, and the names of those that it declares for its reset. Raises EnvError."""
     until = asyncio.get_running_loop().time() + server.start_timeout
     async with connect(server) as (client, errors):
         try:
             async with asyncio.timeout_at(until):
-                found = await _every_page(client)
-            declared += reset_tools(client.server_capabilities)
-            return found
+                return await _every_page(client), reset_tools(client.server_capabilities)
         except Exception as error:  # noqa: BLE001 - raised below, in words
             failed = _unreachable(server, "lists no tools", error, errors)
     raise failed  # the client's task groups would make a group of it

@@ -9,8 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Unit = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, BeforeValidator(lambda value: None if value is None else str(value))]
+"""A text, or anything else as one: variables and arguments of programs may be numbers in a YAML file."""
 
 
 def _on_or_off(value: Any) -> Any:

@@ -112,7 +112,7 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
             "`tool_choice` must be none, auto, required or name a function",
         ),
         ({**MESSAGES, "tools": [], "tool_choice": "required"}, "but the task has no tools"),
-        ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is not"),
+        ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are"),
         ({**OWN, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
         ({**GSM8K, "question": 3}, "`question` must be a text"),
         (

@@ -73,7 +73,7 @@ async def test_the_short_form(tmp_path: Path) -> None:
         ),
         ({"class_name": "pathlib.Path"}, "neither a Tool nor a class that a plugin reads"),
         ({"mcp": {"x": {"command": "a", "url": "b"}}}, "either a command or a url"),
-        ({"mcp": {"x": {"command": "a", "sesion": "b"}}}, "unknown keys: sesion"),
+        ({"mcp": {"x": {"command": "a", "sesion": "b"}}}, "sesion"),
         ({"mcp": {"mcp_servers_config_path": "missing.json"}}, "does not exist"),
         ({"mcp": {}}, "no MCP server is named"),
     ],

@@ -43,13 +43,6 @@ async def test_sql_answers_a_table() -> None:
     assert bad.error == "exception" and "syntax error" in bad.text
 
 
-async def test_every_example_of_sql_works() -> None:
-    assert [result.error for result in await calls(SqlTool(), *map(dict, SqlTool.examples))] == [
-        None,
-        None,
-    ]
-
-
 @pytest.mark.parametrize(
     "statement",
     [
