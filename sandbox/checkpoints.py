@@ -11,93 +11,52 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sandbox import processes
-from sandbox.execution import FRAME, Capture, waiting
+from sandbox.execution import FRAME, Capture
 from sandbox.filesystem import snapshot
 from sandbox.isolation import privileges
 from sandbox.processes import ProcessTree, signal_process
 from sandbox.protocol import framing
 
 _CREDENTIALS = struct.Struct("3i")
-_PAUSE, _STOPPING = 100, 2
-"""Milliseconds: without a request before the session process is stopped, and for it to stop."""
 
 
 class SessionProcess:
-    """The process that holds a session's variables, or held them before an earlier request."""
+    """The process that holds a session's variables, or held them before an earlier request.
+
+    It is stopped between requests: threads of a cell and handlers of a timer's signal would continue.
+    """
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
         self.control = control
         self.pidfd = os.pidfd_open(pid)
-        self.stopped = False
-        self.wake_socket: socket.socket | None = None
-        """The box's end of the socket on which the next checkpoint sleeps, if the process has the other end."""
-        self._end = select.poll()
-        self._end.register(self.pidfd, select.POLLIN)
-        self._events: select.poll | None = None  # made once: every cell waits for the same
 
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return bool(self._end.poll(0))
+        end = select.poll()
+        end.register(self.pidfd, select.POLLIN)
+        return bool(end.poll(0))
 
     def answers(self) -> bool:
         """Whether a checkpoint still works: the code may have killed it, and it may still be ending."""
-        signal_process(self.pid, signal.SIGCONT)  # the box or the code stopped it
+        signal_process(self.pid, signal.SIGCONT)
         try:
             until = time.monotonic() + FRAME
-            framing.say(
-                self.control, {"op": "cell", "nonce": ""}, until=until
-            )  # without a socket: it asks for one
-            answer = framing.receive(self.control, until)
+            framing.send(self.control, {"op": "ping", "nonce": ""}, until=until)
+            return framing.receive(self.control, until, framing.MAX_ANSWER) is not None
         except (OSError, framing.Broken):
             return False
-        return answer is not None and "socket" in answer.header
-
-    def events(self, host: socket.socket) -> select.poll:
-        """Return a poll for an answer, the end of the process, or the end of the host."""
-        if self._events is None:
-            self._events = waiting(host, self.pidfd, self.control)
-        return self._events
-
-    def lend(self) -> tuple[socket.socket, list[int]]:
-        """Return the box's end of the next checkpoint's socket, to be given back; and the other end if it has to be
-        sent.
-        """
-        lent, self.wake_socket = self.wake_socket, None
-        if lent:
-            return lent, []
-        ours, theirs = framing.pair()
-        return ours, [theirs.detach()]
+        finally:
+            signal_process(self.pid, signal.SIGSTOP)
 
     def close(self) -> None:
         """Closes the descriptors; the process itself is ended elsewhere."""
         os.close(self.pidfd)
         self.control.close()
-        if self.wake_socket:
-            self.wake_socket.close()
-
-
-def receive(
-    host: socket.socket, process: SessionProcess | None, on_pause: Callable[[], None]
-) -> bytes:
-    """Return the host's next bytes. Stops a session process without requests for a while, then calls `on_pause`.
-
-    Its code may continue after its answer: in a handler of a timer's signal, or in place of the worker's code.
-    """
-    if process and not process.stopped:
-        poll = select.poll()
-        poll.register(host, select.POLLIN)
-        if not poll.poll(_PAUSE):
-            signal_process(process.pid, signal.SIGSTOP)
-            process.stopped = True
-            poll.poll(_STOPPING)
-            on_pause()
-    return host.recv(1 << 16)  # a larger buffer would be mapped and unmapped for every request
 
 
 class Checkpoint(NamedTuple):
@@ -128,13 +87,6 @@ class Checkpoints:
         """Return the processes of all checkpoints."""
         return {state.process.pid for state in self._states.values() if state.process}
 
-    def restore_paused(self, process: SessionProcess | None, paused: bool) -> None:
-        """Stops the processes that a program may have resumed, and resumes those that the box stopped (`paused`)."""
-        if process and (process.stopped or paused):
-            signal_process(process.pid, signal.SIGSTOP if process.stopped else signal.SIGCONT)
-        for pid in self.pids():
-            signal_process(pid, signal.SIGSTOP)
-
     def add(
         self,
         header: dict[str, Any],
@@ -159,9 +111,7 @@ class Checkpoints:
     ) -> None:
         """Keeps the state of the checkpoint at the other end of `backup`."""
         if process := adopt(backup):
-            signal_process(
-                process.pid, signal.SIGSTOP
-            )  # its code could continue in place of the worker's
+            signal_process(process.pid, signal.SIGSTOP)
             self.add(header, files, process, cells)
         else:
             self.clear()  # earlier states cannot be reached past this request
@@ -199,10 +149,10 @@ def adopt(backup: socket.socket) -> SessionProcess | None:
     """Wakes the checkpoint at the other end; the kernel reports which process greets. None if it does not answer."""
     try:
         backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        framing.set_timeout(backup)
         with suppress(BlockingIOError):  # discard what the code wrote to it
             backup.recv(1 << 20, socket.MSG_DONTWAIT)
         backup.send(b"\0")  # wakes it
+        framing.wait(backup, select.POLLIN, time.monotonic() + FRAME)
         # One read: more would take more time than the host waits.
         data, ancillary, _, _ = backup.recvmsg(
             framing.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -259,6 +209,11 @@ class Box:
         """Return the processes that outlive an execution."""
         pids = self.checkpoints.pids()
         return pids | {self.process.pid} if self.process else pids
+
+    def stop_protected(self) -> None:
+        """Stops the processes that outlive an execution; its code may have resumed them."""
+        for pid in self.list_protected():
+            signal_process(pid, signal.SIGSTOP)
 
     def own_processes(self) -> int:
         """Processes that count against the limit of an execution and are not its own."""

@@ -17,8 +17,6 @@ FLOOD = 16 << 20
 _TICK = 0.1
 _LEAST = 0.02
 """Seconds of waiting for a processor for which a deadline is moved."""
-_QUICK = 0.02
-"""Seconds for which output stays in the pipes: most executions end before that and are drained afterwards."""
 FRAME, LATE = 2.0, 0.5
 """Seconds: to send a request or receive an answer from its first byte on; and after the wall limit, before the host
 gives up."""
@@ -48,11 +46,16 @@ class Capture:
             if len(self._tail) > 2 * self.half:
                 del self._tail[: -self.half]
 
-    def clear(self) -> None:
-        """Discards the captured output."""
-        self.total = 0
-        self._head.clear()
-        self._tail.clear()
+    def drain(self) -> None:
+        """Reads the rest of the pipe, without waiting."""
+        size = _PIPE
+        while self.total <= FLOOD and size == _PIPE:  # a short read empties the pipe
+            try:
+                data = os.read(self.fd, _PIPE)
+            except BlockingIOError:
+                return
+            self.feed(data)
+            size = len(data)
 
     @property
     def left_out(self) -> int:
@@ -160,20 +163,6 @@ class Execution:
         framing.send(self.host, {"more": round(more, 3)})
         return True
 
-    def drain(self, discard: bool = False) -> None:
-        """Reads the rest of the pipes, without waiting."""
-        for capture in self.captures:
-            size = _PIPE
-            while capture.total <= FLOOD and size == _PIPE:  # a short read empties the pipe
-                try:
-                    data = os.read(capture.fd, _PIPE)
-                except BlockingIOError:
-                    break
-                capture.feed(data)
-                size = len(data)
-            if discard:
-                capture.clear()
-
     def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
@@ -184,61 +173,38 @@ class Execution:
         return header, out + err
 
 
-def waiting(host: socket.socket, pidfd: int, control: socket.socket | None) -> select.poll:
-    """Return a poll for the events that end the wait for a process: its end, the host's end, or an answer."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.register(host, _RDHUP)
-    if control is not None:
-        poll.register(control, select.POLLIN)
-    return poll
-
-
-def supervise(
-    job: Execution, control: socket.socket | None, first: select.poll | None = None
-) -> tuple[str, framing.Frame | None]:
+def supervise(job: Execution, control: socket.socket | None) -> tuple[str, framing.Frame | None]:
     """Waits until the process ends, answers on `control`, or exceeds a limit.
 
     Returns the reason (`exited`, `answered`, `invalid` for an answer that breaks the protocol, or a limit) and the
-    answer. Raises SystemExit if the host closed its socket. `first`: a poll of `waiting`, if the caller keeps one.
+    answer. Raises SystemExit if the host closed its socket.
     """
-    first = first or waiting(job.host, job.pidfd, control)
-    ready = {
-        fd for fd, _ in first.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)
-    }
     by_fd = {capture.fd: capture for capture in job.captures}
-    poll: select.poll | None = None
+    poll = select.poll()
+    poll.register(job.host, _RDHUP)
+    for source in (job.pidfd, *by_fd, *([control.fileno()] if control else [])):
+        poll.register(source, select.POLLIN)
     while True:
-        if not ready:
-            if poll is None:
-                poll = waiting(job.host, job.pidfd, control)
-                for fd in by_fd:
-                    poll.register(fd, select.POLLIN)
-            reason = job.check_limits()
-            if reason:
-                return reason, None
-            wait = min(job.deadline - time.monotonic(), _TICK)
-            ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
+        if reason := job.check_limits():
+            return reason, None
+        wait = min(job.deadline - time.monotonic(), _TICK)
+        ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
         if job.host.fileno() in ready:
             raise SystemExit(0)
         for fd in ready & by_fd.keys():
-            data = os.read(fd, 65536)
-            if data:
+            if data := os.read(fd, _PIPE):
                 by_fd[fd].feed(data)
-            elif poll:
+            else:
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
+            until = min(time.monotonic() + FRAME, job.deadline + LATE)
             try:
-                received = framing.receive(
-                    control, min(time.monotonic() + FRAME, job.deadline + LATE)
-                )
+                received = framing.receive(control, until, framing.MAX_ANSWER)
             except (framing.Broken, OSError, ValueError):
                 return "invalid", None
             if received is not None:
                 return "answered", received
-            if poll:
-                poll.unregister(control)
+            poll.unregister(control)
             control = None
         if job.pidfd in ready:
             return "exited", None
-        ready = set()

@@ -60,10 +60,11 @@ def _escape(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
-def number(text: str, most: int = 256) -> int:
+def number(claim: Any, most: int = 256) -> int:
     """Return a number below `most` (a power of two) that a worker claims, by default an exit code;
     1 if it is invalid.
     """
+    text = str(claim)
     return int(text) & (most - 1) if text.isdecimal() and len(text) < 11 else 1
 
 

@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from sandbox import processes, worker
-from sandbox.checkpoints import Box
 from sandbox.filesystem import cleanup
 from sandbox.isolation import forks, namespaces, privileges, seccomp
 from sandbox.protocol import framing
@@ -100,7 +99,6 @@ def warm_up(imports: list[str]) -> None:
         sys.stdout, sys.stderr = kept[2:]
         for source in samples:
             worker.script(source, "<warm>")
-        worker.has_exit_work()
         sys.stdout.flush()
     finally:
         sys.modules["__main__"], sys.argv, sys.stdout, sys.stderr = kept
@@ -133,7 +131,7 @@ class ForkServer:
     """Forks boxes on request and reaps them when they end."""
 
     def __init__(
-        self, control: socket.socket, level: str, folder: str, packages: list[str]
+        self, control: socket.socket, level: str, folders: namespaces.Folders, packages: list[str]
     ) -> None:
         self.control, self.level = control, level
         self.boxes: dict[int, int] = {}
@@ -141,19 +139,14 @@ class ForkServer:
         self.base = privileges.virtual_size()
         self.program = seccomp.build(own_ipc=level == "ns")
         self.ids = os.getuid(), os.getgid()
-        self.folder = folder
         # Not the whole prefix, which may be a home folder.
         self.readable = [
             *(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")),
             *packages,
         ]
-        self.slots: namespaces.Slots | None = None
-        self.cleaning: set[int] = set()
-        """Processes that delete the folders of boxes that ended."""
+        self.folders = folders
         if level != "ns":
             privileges.adopt_orphans()
-            if level != "uid":
-                os.mkdir(folder, 0o700)
         self.alarm, self.ring = os.pipe()
         os.set_blocking(self.alarm, False)
         os.set_blocking(self.ring, False)
@@ -180,7 +173,7 @@ class ForkServer:
     def handle(self, request: dict[str, Any], fds: list[int]) -> None:
         """Serves one request of the host."""
         if request["op"] == "open":
-            if self.slots is None or self.slots.take(request, fds[0]):
+            if self.folders.take(request, fds[0]):
                 self.open(request, *fds)
                 for fd in fds:
                     os.close(fd)
@@ -199,8 +192,8 @@ class ForkServer:
             sock = socket.socket(fileno=os.dup(fd))
             framing.send(sock, {"status": "host_resources", "detail": str(error)})
             sock.close()
-            if self.slots:
-                self.slots.clean(request["id"])
+            if self.level != "ns":
+                self.folders.clean(request["id"])
             return
         if pid:
             self.boxes[pid] = request["id"]
@@ -218,7 +211,8 @@ class ForkServer:
             os.write(group[0], b"0")  # the open file carries the host's right to do this
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        limits, rules, user = request["limits"], None, None
+        limits, rules = request["limits"], None
+        folder, user = self.folders.of(request["id"])
         host = socket.socket(fileno=os.dup(fd))
         after = 3
         for wanted in sorted({host.fileno(), *group[1:]}):
@@ -226,17 +220,13 @@ class ForkServer:
             after = wanted + 1
         os.closerange(after, 1024)
         kills = processes.OutOfMemoryKills(
-            list(group[1:]), contained=self.slots is not None
+            list(group[1:]), contained=user is not None
         )  # before /proc is restricted
         if self.level == "ns":
             namespaces.enter_namespaces(limits, *self.ids)
-            os.chdir(namespaces.WORK)
-        elif self.slots:
-            user = self.slots.user(request["id"])
-            namespaces.enter_slot(self.slots.folder(request["id"]), request["id"], user)
         else:
-            rules = namespaces.enter_folder(self.folder, request["id"], self.level, self.readable)
-            os.chdir(namespaces.WORK)
+            place = folder, request["id"], self.level, user
+            rules = namespaces.enter_folder(*place, self.readable)
         sys.path[0] = namespaces.WORK
         os.setsid()
         if user:
@@ -244,7 +234,7 @@ class ForkServer:
         else:
             privileges.drop(self.program)
         framing.send(host, {"ready": True})
-        served = Supervisor(Box(host, limits, self.base, self.level, rules, user, kills))
+        served = Supervisor(host, limits, self.base, self.level, rules, user, kills)
         served.adopt(limits)  # else every box would draw the same random numbers
         try:
             served.serve()
@@ -261,33 +251,16 @@ class ForkServer:
             if pid == 0:
                 return
             number = self.boxes.pop(pid, None)
-            self.cleaning.discard(pid)
-            if self.slots is None:
-                self._clean(number)
-                continue
-            if number is not None:
-                self.slots.clean(number)
-            for request, fd in self.slots.give_back(pid):
+            ready = self.folders.give_back(pid)
+            if number is not None and self.level != "ns":
+                own = self.boxes.keys() | self.folders.cleaning.keys()
+                for orphan in set(processes.children(os.getpid())) - own:
+                    processes.signal_process(orphan, signal.SIGKILL)
+                self.folders.clean(number)
+                ready += self.folders.give_back(0)
+            for request, fd in ready:
                 self.open(request, fd)
                 os.close(fd)
-
-    def _clean(self, number: int | None) -> None:
-        """Ends the processes that the init of a box without namespaces left, and deletes its folder.
-
-        A process of its own deletes: other boxes must not wait for as many files as the code could make.
-        """
-        if self.level == "ns" or number is None:
-            return
-        for orphan in set(processes.children(os.getpid())) - self.boxes.keys() - self.cleaning:
-            processes.signal_process(orphan, signal.SIGKILL)
-        if cleanup.delete_empty(f"{self.folder}/{number}"):
-            return
-        pid = os.fork()
-        if pid:
-            self.cleaning.add(pid)
-            return
-        cleanup.delete(f"{self.folder}/{number}")
-        os._exit(0)
 
     def end(self) -> NoReturn:
         """Ends everything once the host has closed the socket."""
@@ -296,7 +269,7 @@ class ForkServer:
         if self.level not in ("ns", "uid"):
             # The processes of boxes are orphans that this process adopted.
             processes.ProcessTree(self.level).kill_others(set())
-            cleanup.delete(self.folder)
+            cleanup.delete(self.folders.base)
         os._exit(0)
 
 
@@ -332,13 +305,16 @@ def main() -> None:
     if uid and level != "uid":
         namespaces.become(uid, uid)
     privileges.set_dumpable(False)
-    server = ForkServer(control, level, folder, packages)
-    if level == "uid":
-        server.slots = namespaces.Slots(folder, int(options["--slots"]), uid)
+    slots = int(options["--slots"])
+    if level not in ("ns", "uid", "landlock", "bare") or (slots > 0) != (level == "uid"):
+        raise ValueError(f"level {level!r} with {slots} slots")
+    if level in ("landlock", "bare"):
+        os.mkdir(folder, 0o700)
+    folders = namespaces.Folders(folder, slots, uid)
+    server = ForkServer(control, level, folders, packages)
     # The model's code must find neither these modules nor their folder (`sys.path[0]`, see become_box).
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
-    privileges.look_up()
     privileges.prepare_code_filter(level, grading=options["--grading"] == "1")
     gc.collect()
     gc.freeze()

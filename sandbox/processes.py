@@ -142,10 +142,6 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-_WRAP = 0.05
-"""Seconds in which no code can start as many processes as there are process ids."""
-
-
 def _reap() -> None:
     """Reaps the children that ended."""
     try:
@@ -177,13 +173,6 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _has_threads(pid: int) -> bool:
-    try:
-        return len(os.listdir(f"/proc/{pid}/task")) > 1
-    except OSError:
-        return False
-
-
 class ProcessTree:
     """The processes of a box: everything in its pid namespace (`ns`), or its descendants, orphans included."""
 
@@ -193,65 +182,7 @@ class ProcessTree:
         self.ended: set[int] = set()
         """Processes that the box killed for its own reasons; they count for no execution."""
         self.checkpoint = 0
-        """The last execution's checkpoint, which counts for none either; 0 if absent."""
-        self.template = 0
-        """The process that forks programs, likewise; it ends whenever other processes are ended."""
-        self._loadavg = namespaces.loadavg
-        self._before = self._seen = 1
-        """The last pid given out when this execution began, and when the one before it ended; at first the init's."""
-        self._marked = 0.0
-        self._started_any = level != "ns"
-        self.settle()
-
-    def _last_pid(self) -> int:
-        """Return the pid that was given out last in this pid namespace."""
-        return int(os.pread(self._loadavg, 100, 0).split()[-1])
-
-    def mark(self) -> None:
-        """Notes that an execution of the session begins."""
-        if self.level == "ns":
-            self._marked = time.monotonic()
-            self._before = self._last_pid()
-            # A difference: the session process continued after its answer.
-            self._started_any = self._started_any or self._before != self._seen
-            self.checkpoint = self._before + 1  # the first process that a cell starts
-
-    def settle(self) -> None:
-        """Takes the current processes for those that stay."""
-        if self.level == "ns":
-            self._seen = self._last_pid()
-
-    def quiesce(self, protected: set[int]) -> None:
-        """Ends the processes started after the last execution; without namespaces this is not tracked."""
-        if self.level == "ns" and self._last_pid() != self._seen:
-            self.kill_others(protected)
-
-    def started_nothing(self, protected: set[int]) -> bool:
-        """Whether the execution started nothing but its checkpoint, so that nothing has to be looked for.
-
-        Once a session has started processes this stays False. Process ids wrap around, so it is False as well for an
-        execution that took long enough for that.
-        """
-        if self._started_any:
-            return False
-        self._seen = last = self._last_pid()
-        if last == self._before + 1 and last not in protected:
-            # The first process is the checkpoint. Whatever it is, it ends here; the session process reaps it later.
-            signal_process(last, signal.SIGKILL)
-        self._started_any = not self._before <= last <= self._before + 1
-        if time.monotonic() - self._marked <= _WRAP:
-            return not self._started_any
-        self._started_any = self._started_any or any(map(_has_threads, protected))
-        return False
-
-    def alone(self, pid: int) -> bool:
-        """Whether nothing was started besides this process, which has ended and was not reaped yet, and a template.
-
-        Its pid is still taken, so the pid given out last is its own only if no other process followed.
-        """
-        expected = self._seen + (2 if self.template == self._seen + 1 else 1)
-        self._seen = self._last_pid() if self.level == "ns" else -1
-        return self._seen == pid == expected
+        """The last execution's checkpoint, as its code claims; it counts for none either. 0 if absent."""
 
     def pids(self) -> list[int]:
         """Return the processes of the box, without its init."""
@@ -272,7 +203,7 @@ class ProcessTree:
     def exceeds(self, limit: int, pids: list[int], until: float) -> bool:
         """Whether these processes of the box hold more than `limit` bytes, without files; see exceeds."""
         with namespaces.acting_as(self.user):
-            return exceeds([pid for pid in pids if pid != self.template], limit, until)
+            return exceeds(pids, limit, until)
 
     def too_full(self, limits: dict[str, Any], pids: list[int]) -> str:
         """Return the limit that the work folder exceeds if no file system limits it; empty if none."""
@@ -281,43 +212,32 @@ class ProcessTree:
         with namespaces.acting_as(self.user):
             return files.too_full(limits, pids)
 
-    def pause(self) -> bool:
-        """Stops everything in the box but its init at once; returns False without effect if that is impossible.
+    def signal_all(self, number: int) -> bool:
+        """Signals everything in the box but its init at once: pid 1 of a namespace, and root by user, can do so.
 
-        The init then has the cores to itself, however many processes a fork bomb has.
+        Returns False if that is impossible. After SIGSTOP the init has the cores to itself, however many processes a
+        fork bomb has.
         """
-        return self._signal_all(signal.SIGSTOP)
-
-    def _signal_all(self, number: int) -> bool:
-        """Signals everything in the box but its init at once: pid 1 of a namespace, and root by user, can do so."""
-        try:
-            if self.user:
-                namespaces.signal_user(self.user[0], number)
-            elif self.level == "ns":
+        if self.user:
+            namespaces.signal_user(self.user[0], number)
+        elif self.level == "ns":
+            with suppress(ProcessLookupError):
                 os.kill(-1, number)
-        except ProcessLookupError:
-            return False
-        return self._reaches_all
-
-    @property
-    def _reaches_all(self) -> bool:
         return bool(self.user) or self.level == "ns"
 
     def kill_others(self, protected: set[int]) -> int:
         """Ends every process but the init and the protected ones; returns how many of the code's were running."""
-        count = len(self._kill_others(protected) - self.ended - {self.checkpoint, self.template})
+        count = len(self._kill_others(protected) - self.ended - {self.checkpoint})
         self.ended.clear()
-        self.template = 0
-        self.settle()
         return count
 
     def _kill_others(self, protected: set[int]) -> set[int]:
         found: set[int] = set()
-        if not protected and self._reaches_all:
+        if not protected:
             found = {pid for pid in self.pids() if _is_running(pid)}
-            self._signal_all(signal.SIGKILL)
-            _reap_all()
-            return found
+            if self.signal_all(signal.SIGKILL):
+                _reap_all()
+                return found
         for attempt in range(200):
             others = [pid for pid in self.pids() if pid not in protected and _is_running(pid)]
             if not others:

@@ -16,7 +16,6 @@ import io
 import json
 import linecache
 import os
-import re
 import sys
 import threading
 import traceback
@@ -127,9 +126,8 @@ def run_script(source: bytes | bytearray, name: str) -> NoReturn:
     gc.freeze()  # from here on the collector sees the program's objects alone
     code, note = script(source, name)
     try:
-        if has_exit_work():
-            threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter at its end
-            atexit._run_exitfuncs()
+        threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter at its end
+        atexit._run_exitfuncs()
         _flush()
         _release_objects()
     except BaseException as error:  # noqa: BLE001 - as below
@@ -177,19 +175,10 @@ def script(source: bytes | bytearray, name: str) -> tuple[int, str]:
     return code, note
 
 
-def has_exit_work() -> bool:
-    """Whether the end of a program has to wait for threads or call exit functions.
-
-    The interpreter's own work at its end takes as long as a short program, and is skipped if nothing would notice.
-    """
-    waiting = threading.active_count() > 1 or atexit._ncallbacks() > 0
-    return waiting or sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__
-
-
-def _try_to_reap(pid: int, options: int = os.WNOHANG) -> bool:
+def _has_ended(pid: int) -> bool:
     """Whether a child has ended and was reaped."""
     try:
-        return os.waitpid(pid, options | forks.ANY_KIND)[0] == pid
+        return os.waitpid(pid, os.WNOHANG | forks.ANY_KIND)[0] == pid
     except ChildProcessError:
         return True
 
@@ -216,27 +205,28 @@ class Interpreter:
         self.pid = os.getpid()
         self.nonce = ""
         self.left: list[int] = []
-        """Checkpoints that the box keeps, to be reaped once they have ended."""
-        self.last = 0
-        """The last checkpoint that the box did not keep; the box ends it before its next request."""
-        self.wake_fd, self.inode = -1, 0
-        """The socket on which the next checkpoint sleeps."""
+        """Checkpoints, to be reaped once they have ended."""
+        self.wake_fd = -1
+        """The socket on which the last checkpoint sleeps. It stays open until the next one comes, so that code which
+        opens as many files as it may leaves room for it."""
 
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
         while True:
-            received = framing.receive_one(self.control, max_fds=1)
-            if received is None:
+            with suppress(OSError):
+                os.close(self.wake_fd)
+            frame = framing.receive(self.control, max_fds=1)
+            if frame is None:
                 os._exit(0)
-            frame, fds = received
             self.nonce = frame.header["nonce"]
-            if not self._has_wake_socket(fds):
-                self._say({"socket": "", "nonce": self.nonce})
+            if frame.header["op"] == "ping":
+                self._say({"nonce": self.nonce})
                 continue
-            kept = self._checkpoint("keep" in frame.header)
+            (self.wake_fd,) = frame.fds
+            kept = self._checkpoint()
             if kept is None:
                 continue  # this process is the checkpoint, and was woken
-            answer = {"done": ""}
+            answer: dict[str, Any] = {"done": True}
             if frame.header["op"] == "cell":
                 status, detail = (
                     self.cell(frame.header["name"], frame.body)
@@ -247,47 +237,22 @@ class Interpreter:
             else:
                 self.calls(frame)
             self._end()
-            self._say({**answer, "checkpoint": str(kept), "nonce": self.nonce})
+            self._say({**answer, "checkpoint": kept, "nonce": self.nonce})
 
-    def _has_wake_socket(self, fds: list[int]) -> bool:
-        """Whether the next checkpoint has a socket to sleep on: a new one, or one that no cell has closed."""
-        try:
-            if fds:
-                self.wake_fd = fds[0]
-                os.set_inheritable(self.wake_fd, False)
-                self.inode = os.fstat(self.wake_fd).st_ino
-            return os.fstat(self.wake_fd).st_ino == self.inode
-        except OSError:
-            return False
-
-    def _checkpoint(self, keep: bool) -> int | None:
-        """Forks the current state into a sleeping child. Returns its pid, 0 if it cannot fork, None in the woken child.
-
-        `keep`: the child may be woken after later requests, so the socket is its own.
-        """
-        if self.left:
-            self.left = [pid for pid in self.left if not _try_to_reap(pid)]
-        if self.last:
-            _try_to_reap(self.last, 0)
-            self.last = 0
+    def _checkpoint(self) -> int | None:
+        """Forks the current state into a sleeping child. Returns its pid; 0 if it cannot, None in the child."""
+        os.set_inheritable(self.wake_fd, False)
+        self.left = [pid for pid in self.left if not _has_ended(pid)]
         try:
             pid = forks.sleeping_fork(self.wake_fd)
         except OSError:
-            pid = -1
-        if pid and keep:
-            os.close(self.wake_fd)
-            self.wake_fd = -1
-        if pid > 0 and keep:
-            self.left.append(pid)
-        elif pid > 0:
-            self.last = pid
+            return 0
         if pid:
-            return max(pid, 0)
+            self.left.append(pid)
+            return pid
         os.dup2(self.wake_fd, self.control.fileno(), inheritable=False)
-        os.close(self.wake_fd)
-        self.wake_fd = -1
         self.pid = os.getpid()
-        self._say({"hello": ""})
+        self._say({"hello": True})
         return None
 
     def _end(self) -> None:
@@ -299,9 +264,9 @@ class Interpreter:
         except (OSError, ValueError, AttributeError):
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
-    def _say(self, header: dict[str, str], body: bytes = b"") -> None:
+    def _say(self, header: dict[str, Any], body: bytes = b"") -> None:
         try:
-            framing.say(self.control, header, body)
+            framing.send(self.control, header, body)
         except OSError:
             os._exit(1)
 
@@ -323,7 +288,7 @@ class Interpreter:
     def calls(self, frame: framing.Frame) -> None:
         """Answers the calls `[[name, args, kwargs], ...]` one by one, as tagged plain values."""
         for number, (name, args, kwargs) in enumerate(json.loads(frame.body)):
-            header = {"i": str(number), "status": "ok", "detail": "", "nonce": self.nonce}
+            header = {"i": number, "status": "ok", "detail": "", "nonce": self.nonce}
             body = b""
             try:
                 function = _find(self.module, name)
@@ -342,30 +307,18 @@ class Interpreter:
             self._say(header, body)
 
 
-_STATEMENT = re.compile(
-    r"print\((?:[^()]|\([^()]*\))*\)\s*$"
-    r"|(?:import|from|def|class|for|while|if|elif|else|with|try|except|finally|assert|del|return|raise|pass|global|async"
-    r"|match)\b"
-    r"|@|[A-Za-z_][\w.\[\]'\"]*\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)"
-)
+def serve_session() -> NoReturn:
+    """Runs a session's cells and calls, which come by descriptor 3."""
+    Interpreter(socket.socket(fileno=3)).serve()
 
 
 def compile_cell(text: str, name: str) -> list[types.CodeType]:
-    """Return the code of a cell; an expression at its end is compiled separately, to print its value.
-
-    The syntax tree, which costs more than the rest together, is made only if the last line may be such an expression.
-    """
-    last = text.rstrip().rpartition("\n")[2]
-    if ";" not in last and _STATEMENT.match(last):
-        return [compile(text, name, "exec", dont_inherit=True)]
+    """Return the code of a cell; an expression at its end is compiled separately, to print its value."""
     tree = ast.parse(text, name)
-    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
-        return [compile(tree, name, "exec", dont_inherit=True)]
-    shown = ast.Interactive([tree.body.pop()])
-    return [
-        compile(tree, name, "exec", dont_inherit=True),
-        compile(shown, name, "single", dont_inherit=True),
-    ]
+    parts: list[tuple[ast.Module | ast.Interactive, str]] = [(tree, "exec")]
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        parts.append((ast.Interactive([tree.body.pop()]), "single"))
+    return [compile(part, name, mode, dont_inherit=True) for part, mode in parts]
 
 
 def _find(module: types.ModuleType, name: str) -> Any:

@@ -10,13 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl_cli.sandbox import owner
-from agentrl_cli.sandbox.launch import CANARY
 
 
 @dataclass(slots=True)
@@ -60,7 +58,8 @@ class Canaries:
 async def canaries() -> AsyncIterator[Canaries]:
     """Set up the canaries, readable for every user, and remove them."""
     secret = f"canary-{secrets.token_hex(12)}"
-    folder = Path(tempfile.mkdtemp(prefix=f"{CANARY}{owner.name()}-"))
+    folder = owner.new_folder("canary")
+    folder.mkdir()
     folder.chmod(0o777)
     (folder / "secret").write_text(secret)
     program = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]

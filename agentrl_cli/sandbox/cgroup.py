@@ -28,8 +28,6 @@ _COUNTS = {"memory.events": os.O_RDONLY, "memory.oom_control": os.O_RDONLY, "mem
 kernels no longer count failures in version 1; writing to the peak resets it.)"""
 _NUMBERS = itertools.count(1)
 """Numbers for names within this process: the kernel may take longer to remove one than the next takes to start."""
-_IDLE = 16 << 20
-"""Bytes that may still be counted in the cgroup of a box that ended before another box gets it."""
 
 
 class Cgroup:
@@ -40,7 +38,8 @@ class Cgroup:
         self.tasks: Path | None = None
         """Where version 1 counts its processes: another hierarchy, another folder."""
         self._made = 0
-        self._free: list[Path] = []
+        self._closed: list[Path] = []
+        """Those of closed boxes: the kernel removes one a moment after its last process."""
 
     @classmethod
     def make(cls, limit: int, tasks: int = 0) -> Cgroup | None:
@@ -67,32 +66,21 @@ class Cgroup:
         return self.tasks is not None or (self.folder / "pids.max").exists()
 
     def take(self, limit: int) -> Path | None:
-        """Return a cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing
-        runs in it any more.
-        """
-        for folder in self._free:
-            if _idle(folder):
-                self._free.remove(folder)
-                break
-        else:
-            self._made += 1
-            folder = self.folder / f"box{self._made}"
-            try:
-                folder.mkdir()
-            except OSError:
-                return None
+        """Return a cgroup for a box, limited to `limit` bytes; None if none can be made."""
+        self._closed = [folder for folder in self._closed if not _delete(folder)]
+        self._made += 1
+        folder = self.folder / f"box{self._made}"
         try:
+            folder.mkdir()
             set_limit(folder, limit)
-            if (peak := folder / "memory.max_usage_in_bytes").exists():
-                peak.write_text("0")
         except OSError:
-            self._free.append(folder)
+            self._closed.append(folder)
             return None
         return folder
 
     def give(self, folder: Path) -> None:
         """Returns the cgroup of a closed box."""
-        self._free.append(folder)
+        self._closed.append(folder)
 
     @staticmethod
     @contextlib.contextmanager
@@ -131,11 +119,6 @@ def _bound_tasks(folder: Path, most: int) -> Path | None:
         (tasks / "pids.max").write_text(str(most))
         return tasks
     return None
-
-
-def _idle(folder: Path) -> bool:
-    name = "memory.current" if (folder / "memory.current").exists() else "memory.usage_in_bytes"
-    return not (folder / "cgroup.procs").read_text() and int((folder / name).read_text()) < _IDLE
 
 
 def _delete(folder: Path) -> bool:

@@ -1,15 +1,14 @@
 """Level `docker`: a warm container for every worker, whose fork server is root with nearly no capabilities.
 
-One stream, the container's stdin and stdout, carries the frames of all boxes in envelopes; `sandbox/container.py` is
-the other end. No program of a model is ever started by `docker run` or `docker exec`. When this process dies, the
-stream ends and the container removes itself; `sweep` removes containers that a dead engine kept.
+One stream, the container's stdin and stdout, carries the frames of all boxes in frames of its own; the guest's
+`container.py` is the other end. No program of a model is ever started by `docker run` or `docker exec`. When this
+process dies, the stream ends and the container removes itself; `sweep` removes containers that a dead engine kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import socket
@@ -20,11 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment, guest_command
-from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Runner, bound_runner_memory
 
 SLOTS = 64
@@ -80,7 +79,7 @@ def sweep(api: Any) -> int:
 
 def _remove(api: Any, container: str) -> bool:
     """Removes a container and waits until the engine has forgotten it; returns whether this call removed it."""
-    from docker.errors import APIError
+    from docker.errors import APIError, NotFound
 
     try:
         api.remove_container(container, force=True)
@@ -89,21 +88,14 @@ def _remove(api: Any, container: str) -> bool:
         if error.status_code not in (404, 409):
             raise
         removed = False  # already being removed, by itself or by another process
-    _wait_for_removal(api, container)
-    return removed
-
-
-def _wait_for_removal(api: Any, container: str) -> None:
-    """Waits at most ten seconds; an engine on a busy machine is slow."""
-    from docker.errors import NotFound
-
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + 10.0  # an engine on a busy machine is slow
     while time.monotonic() < end:
         try:
             api.inspect_container(container)
         except NotFound:
-            return
+            break
         time.sleep(0.02)
+    return removed
 
 
 @cache
@@ -121,28 +113,28 @@ class BoxTransport(asyncio.Transport):
         self._container, self._number = container, number
 
     def write(self, data: Any) -> None:
-        self._container.send(self._number, guest_module("protocol/framing").DATA, bytes(data))
+        self._container.send({"op": "data", "id": self._number}, bytes(data))
 
     def abort(self) -> None:
-        self._container.send(self._number, guest_module("protocol/framing").CLOSE)
+        self._container.send({"op": "close", "id": self._number})
 
 
 class Container(Runner, asyncio.Protocol):
     """One running container and the boxes in it."""
 
-    def __init__(self, api: Any, launch: Launch, limits: Limits) -> None:
+    def __init__(self, api: Any, launch: Launch, limits: LimitsConfig) -> None:
         super().__init__(launch, limits)
         self.api = api
         self.id = ""
         self.stderr = ""
         self._framing = guest_module("protocol/framing")
-        self._envelopes = self._framing.Envelopes()
+        self._frames = self._framing.Reader(self._framing.MAX_WRAPPED)
         self._stream = bytearray()
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
+    async def start(cls, launch: Launch, number: int, limits: LimitsConfig) -> Self:
         from docker.errors import DockerException
 
         api = await asyncio.to_thread(connect)
@@ -229,25 +221,22 @@ class Container(Runner, asyncio.Protocol):
                 self.stderr = (self.stderr + piece.decode("utf-8", "replace"))[-4096:]
                 continue
             try:
-                for number, what, body in self._envelopes.feed(piece):
-                    self._envelope(number, what, body)
+                for header, body, _ in self._frames.feed(piece):
+                    self._frame(header, body)
             except self._framing.Broken as error:
                 self._lose(BoxLost("protocol_error", str(error)))
                 return
 
-    def _envelope(self, number: int, kind: int, body: bytes) -> None:
-        if kind == self._framing.CONTROL:
-            if not self._ready.done() and json.loads(body).get("ready"):
+    def _frame(self, header: dict[str, Any], body: bytes) -> None:
+        if "id" not in header:
+            if not self._ready.done() and header.get("ready"):
                 self._ready.set_result(None)
             self.pong()
-            return
-        channel = self.boxes.get(number)
-        if channel is None:
-            return
-        if kind == self._framing.DATA:
-            channel.data_received(body)
-        else:
-            channel.connection_lost(None)
+        elif channel := self.boxes.get(header["id"]):
+            if header["op"] == "data":
+                channel.data_received(body)
+            else:
+                channel.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(BoxLost("sandbox_restarted", "the container ended"))
@@ -262,10 +251,10 @@ class Container(Runner, asyncio.Protocol):
         for channel in list(self.boxes.values()):
             channel.connection_lost(reason)
 
-    def send(self, number: int, kind: int, data: bytes = b"") -> None:
-        """Sends one envelope; has no effect once the container has ended."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._framing.envelope(number, kind, data))
+    def send(self, header: dict[str, Any], data: bytes = b"") -> None:
+        """Sends one frame; has no effect once the container has ended."""
+        if self.alive and self._transport is not None:
+            self._transport.write(self._framing.pack(header, data))
 
     # for the pool and the sessions
 
@@ -284,7 +273,7 @@ class Container(Runner, asyncio.Protocol):
             hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image again.",
         )
 
-    def fits(self, limits: Limits) -> bool:
+    def fits(self, limits: LimitsConfig) -> bool:
         return super().fits(limits) and limits.memory_mb << 20 <= _memory(self.limits)
 
     async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
@@ -303,37 +292,28 @@ class Container(Runner, asyncio.Protocol):
             raise BoxLost("sandbox_restarted", "the container ended")
         less = limits["disk_mb"] < self.limits.disk_mb or limits["inodes"] < self.limits.inodes
         channel.connection_made(BoxTransport(self, channel.number))
-        self._control(
-            {"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}}
-        )
+        self.send({"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}})
 
     def kill(self, channel: Channel) -> None:
-        self._control({"op": "kill", "id": channel.number})
+        self.send({"op": "kill", "id": channel.number})
 
     def condemn(self) -> None:
         self._lose(BoxLost("sandbox_restarted", "the container stopped answering"))
 
     def ping(self) -> None:
-        self._control({"op": "ping"})
-
-    def _control(self, request: dict[str, Any]) -> None:
-        self.send(0, self._framing.CONTROL, json.dumps(request).encode())
+        self.send({"op": "ping"})
 
     async def close(self) -> None:
+        from docker.errors import DockerException
+
         self._drop_all()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
         if self.id:
-            await asyncio.to_thread(self._remove)
+            with contextlib.suppress(DockerException):
+                await asyncio.to_thread(_remove, self.api, self.id)
         self.api.close()
-
-    def _remove(self) -> None:
-        """Removes the container and waits until the engine has forgotten it."""
-        from docker.errors import DockerException
-
-        with contextlib.suppress(DockerException):
-            _remove(self.api, self.id)
 
 
 async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
@@ -348,7 +328,7 @@ async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
         raise
 
 
-def _memory(limits: Limits) -> int:
+def _memory(limits: LimitsConfig) -> int:
     """Return the bytes of a container: several sessions at their limit at once, but never most of the machine's."""
     return bound_runner_memory(limits.memory_mb << 20)
 

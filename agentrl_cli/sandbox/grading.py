@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox.channel import guest_module
-from agentrl_cli.sandbox.results import ExecResult, GradeResult, Limits, Status
+from agentrl_cli.sandbox.results import ExecResult, GradeResult, Status
 from agentrl_cli.sandbox.session import Answer, Session
 
 COMPARED_KB = 8 * 1024
@@ -46,7 +46,11 @@ async def grade(
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
     limits = session.limits
-    own = {**asdict(limits), "wall": wall or limits.wall, "output_kb": _output_kb(limits, checked)}
+    own = {
+        **limits.model_dump(),
+        "wall": wall or limits.wall,
+        "output_kb": _output_kb(limits, checked),
+    }
     fresh = await session.sandbox.session(imports=session.imports, seed=0, grading=True, **own)
     try:
         return await _grade(
@@ -56,7 +60,7 @@ async def grade(
         await fresh.close()
 
 
-def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
+def _output_kb(limits: LimitsConfig, tests: list[Mapping[str, Any]]) -> int:
     """Return the KiB of output to compare: enough for the longest expected one, spaces at line ends included."""
     longest = max(
         (len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test),
@@ -251,7 +255,9 @@ async def _checks(
     if not values:
         return {}
     failures: dict[int, str] = {}
-    judge = await session.sandbox.session(imports=session.imports, seed=0, **asdict(session.limits))
+    judge = await session.sandbox.session(
+        imports=session.imports, seed=0, **session.limits.model_dump()
+    )
     try:
         for check, number in {
             tests[number]["check"]: number for number in reversed(values)

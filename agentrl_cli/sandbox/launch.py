@@ -5,11 +5,8 @@ A level is tried by starting a runner and opening a box in it, never by checking
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,18 +18,13 @@ from typing import IO
 
 from agentrl_cli.errors import MissingDependency, SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
-from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.cgroup import Cgroup
-from agentrl_cli.sandbox.channel import guest_module
 
 INSIDE = "/opt/agentrl/sandbox"
 """The guest package inside a jail."""
 PACKAGES = "/opt/packages"
 _FIRST_UID = 61_000
 _UIDS = 4_000
-_FOLDER = "agentrl-work-"
-CANARY = "agentrl-canary-"
-"""Prefix of the folders that attacks aim at; a process on the host has it as working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +68,6 @@ def guest_command(python: str, program: str, launch: Launch, **options: str) -> 
     given = {"imports": ",".join(launch.imports), "grading": str(int(launch.grading)), **options}
     words = [word for name, value in given.items() if value for word in (f"--{name}", value)]
     return [python, "-P", "-s", "-S", "-B", "-X", "utf8", program, *words]
-
-
-def work_folder(number: int) -> Path:
-    """Return the name of a new folder for the boxes of a runner without namespaces; it carries its
-    owner for `sweep`.
-    """
-    return Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
 
 
 def start(
@@ -147,37 +132,6 @@ def nproc_holds() -> bool:
         ).returncode
         != 0
     )
-
-
-def sweep() -> int:
-    """Removes work folders and canaries whose host process was killed, and ends the processes still running in them.
-
-    Returns how many. Boxes in namespaces have no work folders.
-    """
-    removed = 0
-    for kind in (_FOLDER, CANARY):
-        for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
-            if owner.has_ended(folder.name.removeprefix(kind)) and not folder.is_symlink():
-                removed += clear(folder)
-    return removed
-
-
-def clear(folder: Path) -> bool:
-    """Ends the processes in a work folder whose runner has ended, and deletes it; returns whether it is deleted."""
-    if folder.exists():
-        _end_inside(folder)
-        guest_module("filesystem/cleanup").delete(str(folder))
-    return not folder.exists()
-
-
-def _end_inside(folder: Path) -> None:
-    """Kills processes of a work folder that outlived its runner: it is their working directory or their HOME."""
-    home = b"\0HOME=" + os.fsencode(folder) + b"/"
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            inside = Path(os.readlink(process / "cwd")).is_relative_to(folder)
-            if inside or home in b"\0" + (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _open_to_others(path: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
+import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from agentrl_cli.sandbox.channel import guest_module
 
 
 def born(pid: str) -> str:
@@ -44,22 +47,49 @@ def has_ended(name: str) -> bool:
     return known and namespace == _namespace() and born(pid) != start
 
 
+def new_folder(kind: str) -> Path:
+    """Return the name of a new temporary folder, which carries its owner for `sweep`."""
+    made = f"agentrl-{kind}{_machine()}{name()}-{secrets.token_hex(4)}"
+    return Path(tempfile.gettempdir(), made)
+
+
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
     """Yield a folder that ends with the block, or, if this process is killed, with the next start of a run."""
     sweep()
-    with tempfile.TemporaryDirectory(prefix=f"agentrl-{kind}{_machine()}{name()}-") as made:
-        yield Path(made)
+    folder = new_folder(kind)
+    folder.mkdir(0o700)
+    try:
+        yield folder
+    finally:
+        clear(folder)
 
 
 def sweep() -> int:
-    """Delete the temporary folders of processes of this machine that were killed. Returns how many."""
+    """Removes the temporary folders of processes of this machine that were killed; returns how many.
+
+    Another user's stay.
+    """
     removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"agentrl-*{_machine()}*"):
         if has_ended(folder.name.rpartition(_machine())[2]) and not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
-            removed += not folder.exists()
+            removed += clear(folder)
     return removed
+
+
+def clear(folder: Path) -> bool:
+    """Deletes a folder and ends the processes in it: it is their working directory or their HOME.
+
+    Returns whether it is deleted.
+    """
+    home = b"\0HOME=" + os.fsencode(folder) + b"/"
+    for process in Path("/proc").glob("[0-9]*") if folder.exists() else ():
+        with suppress(OSError):
+            inside = Path(os.readlink(process / "cwd")).is_relative_to(folder)
+            if inside or home in b"\0" + (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+    guest_module("filesystem/cleanup").delete(str(folder))
+    return not folder.exists()
 
 
 def _machine() -> str:

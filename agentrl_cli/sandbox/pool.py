@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import asdict
 
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import AgentRLError, SandboxUnavailable
 from agentrl_cli.sandbox.channel import BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
-from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Runner
 
 GRADING = "@grading"
@@ -26,7 +25,7 @@ _FRESH = 2.0
 class RunnerPool:
     """Runners of one level by profile: the packages they have, and whether they only grade."""
 
-    def __init__(self, level: str, limits: Limits, workers: int, kind: type[Runner]) -> None:
+    def __init__(self, level: str, limits: LimitsConfig, workers: int, kind: type[Runner]) -> None:
         self.level, self.limits, self.workers, self.kind = level, limits, workers, kind
         self.runners: dict[tuple[str, ...], list[Runner]] = {}
         self._starting = asyncio.Lock()
@@ -35,24 +34,19 @@ class RunnerPool:
         self._tasks: dict[tuple[str, ...] | None, asyncio.Task[None]] = {}
         """Background tasks: for a profile, starting runners and spare boxes; for None, the health checks."""
 
-    @property
-    def bounded(self) -> bool:
-        """Whether the kernel bounds the number of processes of every box."""
-        return all(runner.bounded for runners in self.runners.values() for runner in runners)
-
     def start_health_checks(self) -> None:
         """Inspects the runners every few seconds from now on."""
         self._tasks[None] = asyncio.create_task(self._check_health())
 
     async def box(
-        self, limits: Limits, seed: int | None, profile: tuple[str, ...]
+        self, limits: LimitsConfig, seed: int | None, profile: tuple[str, ...]
     ) -> tuple[Runner, Channel]:
         """Return a box on the least busy runner, a spare one if possible.
 
         Raises BoxLost, or SandboxUnavailable if none starts.
         """
         runner = await self.runner(profile)
-        own = {**asdict(limits), "seed": seed}
+        own = {**limits.model_dump(), "seed": seed}
         try:
             while runner.fits(limits) and runner.spares:
                 channel = runner.spares.pop()
@@ -108,7 +102,7 @@ class RunnerPool:
                 r for r in runners if r.alive and not r.full and len(r.spares) < SPARES
             ]:
                 runner = min(short, key=lambda runner: len(runner.spares))
-                runner.spares.insert(0, await runner.open(asdict(self.limits)))
+                runner.spares.insert(0, await runner.open(self.limits.model_dump()))
 
     async def _check_health(self) -> None:
         while True:
@@ -116,25 +110,12 @@ class RunnerPool:
             await self.inspect()
 
     async def inspect(self) -> None:
-        """Replaces runners that are dead or stuck, and spare boxes that do not answer."""
+        """Replaces runners that are dead or stuck, and missing spare boxes."""
         for profile, runners in list(self.runners.items()):
-            before = len(runners)
             for runner in list(runners):
                 if not _is_alive(runner):
                     await self._replace(runner)
-                    continue
-                for channel in [
-                    spare for spare in runner.spares if time.monotonic() - spare.heard > _FRESH
-                ]:
-                    if channel not in runner.spares:
-                        continue  # a session took it meanwhile
-                    runner.spares.remove(channel)
-                    if await _is_healthy(channel):
-                        runner.spares.insert(0, channel)
-                    else:
-                        runner.drop(channel)
-            if len(runners) < before or any(len(runner.spares) < SPARES for runner in runners):
-                self._prepare(profile)
+            self._prepare(profile)
 
     async def _replace(self, runner: Runner) -> None:
         for runners in self.runners.values():

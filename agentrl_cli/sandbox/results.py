@@ -15,11 +15,16 @@ import re
 import signal
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, NotFound
+from pydantic import Field
+
+from agentrl_cli.config.models import LimitsConfig
+from agentrl_cli.config.yamlfile import read_as
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.types.section import Count
 
 USED: ContextVar[set[str] | None] = ContextVar("USED", default=None)
 """Within one tool call: the set of sandbox levels that it used."""
@@ -112,28 +117,6 @@ _BLOCKED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one execution or one session."""
-
-    wall: float = 5.0
-    """Seconds of one execution."""
-    cpu: float = 5.0
-    """CPU seconds of one execution, all its processes together."""
-    memory_mb: int = 1024
-    """MiB: address space of one process, and resident memory of all together."""
-    processes: int = 32
-    """Processes and threads of a session."""
-    file_mb: int = 64
-    disk_mb: int = 64
-    """MiB of the work folder; /tmp and /dev/shm count."""
-    inodes: int = 4096
-    output_kb: int = 64
-    """KiB kept of stdout and of stderr; the middle is left out."""
-    open_files: int = 256
-    """Open files of one process."""
-
-
-@dataclass(frozen=True, slots=True)
 class ExecResult:
     """The result of one execution."""
 
@@ -156,7 +139,7 @@ class ExecResult:
     """Number of processes that were still running at the end and were stopped."""
     truncated: bool = False
     """Whether the middle of the output was left out."""
-    limits: Limits = Limits()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
 
     @property
     def ok(self) -> bool:
@@ -271,44 +254,31 @@ def _last_lines(stderr: str) -> str:
     return "\n".join([*start, "  …", *lines[-_TRACEBACK_LINES + 2 :]])
 
 
+class SessionOptions(LimitsConfig):
+    """A pack's options for its sessions."""
+
+    imports: list[str] = Field(default=[])
+    seed: Count | None = None
+
+
 def read_options(value: Any, where: str) -> dict[str, Any]:
     """Arguments of `Sandbox.session`: limits as in the configuration, `imports`, `seed`. Raises ConfigError.
 
     `imports`: packages besides the standard library, imported before the first execution (a warm runner for each set).
     `seed`: of `random` and `numpy.random` in every session; without it each episode's own.
     """
-    from pydantic import ValidationError
-
-    from agentrl_cli.config.models import SandboxConfig
-
     if value is None or isinstance(value, bool):
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}."
         )
-    known = ["imports", "seed", *(limit.name for limit in fields(Limits))]
-    for key in value:
-        if key not in known:
-            unknown = NotFound.of(f"key in {where}", str(key), known)
-            raise ConfigError(unknown.message, hint=unknown.hint)
-    imports = value.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
-        raise ConfigError(
-            f"{where}.imports must be a list of packages, e.g. [numpy], not {imports!r}."
-        )
-    own = {key: value[key] for key in ("imports", "seed") if key in value}
-    limits = {key: value[key] for key in value if key not in own}
-    try:
-        settings = SandboxConfig.model_validate({**own, "limits": limits})
-    except ValidationError as error:
-        found = error.errors()[0]
-        name = next(part for part in found["loc"] if part != "limits")
-        raise ConfigError(f"{where}.{name}: {found['msg']}.") from None
-    options = {key: getattr(settings.limits if key in limits else settings, key) for key in value}
-    return options | (
-        {"imports": package_names(settings.imports, where)} if settings.imports else {}
+    options = read_as(SessionOptions, value, where, SessionOptions.model_fields).model_dump(
+        exclude_unset=True
     )
+    if "imports" in options:
+        options["imports"] = package_names(options["imports"], where)
+    return options
 
 
 def package_names(names: list[str], where: str) -> tuple[str, ...]:

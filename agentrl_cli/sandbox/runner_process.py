@@ -13,16 +13,16 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import launch as launching
+from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.cgroup import Cgroup, set_limit
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
-from agentrl_cli.sandbox.results import Limits
 
 AT_ONCE = 4
 """Executions at once for each runner: some sleep, and the rest share the cores."""
@@ -40,7 +40,7 @@ class Runner(ABC):
     level: ClassVar[str] = ""
     """The level that a user's own backend equals in strength (a key of levels.STRENGTH)."""
 
-    def __init__(self, launch: Launch, limits: Limits) -> None:
+    def __init__(self, launch: Launch, limits: LimitsConfig) -> None:
         self.launch, self.limits = launch, limits
         self.boxes: dict[int, Channel] = {}
         self.spares: list[Channel] = []
@@ -50,7 +50,7 @@ class Runner(ABC):
 
     @classmethod
     @abstractmethod
-    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
+    async def start(cls, launch: Launch, number: int, limits: LimitsConfig) -> Self:
         """Starts a runner and waits until it is warm. Raises SandboxUnavailable: why, and the fix."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Runner(ABC):
         """Gives a box that was opened in advance to a session with limits of its own. Raises BoxLost."""
         channel.ask({"op": "adopt", "limits": limits})
 
-    def fits(self, limits: Limits) -> bool:
+    def fits(self, limits: LimitsConfig) -> bool:
         """Whether boxes opened in advance suit these limits: the size of their file system is fixed."""
         return (limits.disk_mb, limits.inodes) == (self.limits.disk_mb, self.limits.inodes)
 
@@ -159,7 +159,7 @@ class Process(Runner):
     """A runner that is a process of this machine: levels ns, landlock and bare."""
 
     def __init__(
-        self, launch: Launch, limits: Limits, process: subprocess.Popen[bytes], control: socket.socket,
+        self, launch: Launch, limits: LimitsConfig, process: subprocess.Popen[bytes], control: socket.socket,
         err: IO[bytes], folder: Path, group: Cgroup | None,
     ) -> None:  # fmt: skip
         super().__init__(launch, limits)
@@ -171,20 +171,20 @@ class Process(Runner):
             group,
         )
         self._groups: dict[int, Path] = {}
-        self._largest = _add_box_memory(asdict(limits))
+        self._largest = _add_box_memory(limits.model_dump())
         self._sick = False
         self._last_stderr = ""
 
     @classmethod
-    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
+    async def start(cls, launch: Launch, number: int, limits: LimitsConfig) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tasks = 0 if launch.level == "ns" else _KEPT + AT_ONCE * limits.processes
         group = (
-            Cgroup.make(bound_runner_memory(_add_box_memory(asdict(limits))), tasks)
+            Cgroup.make(bound_runner_memory(_add_box_memory(limits.model_dump())), tasks)
             if launch.level != "bare"
             else None
         )
-        folder = launching.work_folder(number)
+        folder = owner.new_folder("work")
         try:
             process, err = launching.start(launch, theirs.fileno(), number, folder, group)
         except BaseException as error:
@@ -297,12 +297,12 @@ class Process(Runner):
 
     def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
         folder = self._groups.get(channel.number)
-        if folder and _add_box_memory(limits) != _add_box_memory(asdict(self.limits)):
+        if folder and _add_box_memory(limits) != _add_box_memory(self.limits.model_dump()):
             _limit(folder, _add_box_memory(limits))
         super().adopt(channel, limits)
 
-    def fits(self, limits: Limits) -> bool:
-        return super().fits(limits) and _add_box_memory(asdict(limits)) <= self._largest
+    def fits(self, limits: LimitsConfig) -> bool:
+        return super().fits(limits) and _add_box_memory(limits.model_dump()) <= self._largest
 
     def drop(self, channel: Channel) -> None:
         super().drop(channel)
@@ -329,7 +329,7 @@ class Process(Runner):
         self.err.close()
         if self.group:
             self.group.remove()
-        await asyncio.to_thread(launching.clear, self.folder)  # a killed runner could not delete it
+        await asyncio.to_thread(owner.clear, self.folder)  # a killed runner could not delete it
 
 
 def _limit(folder: Path, limit: int) -> None:

@@ -16,16 +16,17 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Any
 
+from agentrl_cli.config.models import LimitsConfig
+from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.registry import resolve
-from agentrl_cli.sandbox import cgroup, launch, owner
+from agentrl_cli.sandbox import cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost
 from agentrl_cli.sandbox.pool import GRADING, RunnerPool
-from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of, package_names
+from agentrl_cli.sandbox.results import ExecResult, limit_of, package_names
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
 from agentrl_cli.sandbox.session import Session
 
@@ -88,7 +89,7 @@ class Sandbox:
     """Where the model's code runs. Made by `open`; `level` is its level of isolation."""
 
     def __init__(
-        self, level: str, limits: Limits, workers: int, kind: type[Runner] | None = None
+        self, level: str, limits: LimitsConfig, workers: int, kind: type[Runner] | None = None
     ) -> None:
         self.level = level
         self.limits = limits
@@ -113,7 +114,8 @@ class Sandbox:
     @property
     def bounded(self) -> bool:
         """Whether the kernel bounds the number of processes of a box; if not, a fork bomb may outrun the supervisor."""
-        return self.pool.bounded
+        found = self.pool.runners.values()
+        return all(runner.bounded for runners in found for runner in runners)
 
     @classmethod
     async def open(cls, config: Any) -> Sandbox:
@@ -130,10 +132,9 @@ class Sandbox:
                 f"sandbox.backend is {config.backend}, which is weaker than sandbox.min_level {config.min_level}.",
                 hint=f"To accept that, set sandbox.min_level: {next(iter(kinds))} too.",
             )
-        limits = Limits(**dict(config.limits))
+        limits = config.limits
         imports = package_names(config.imports, "sandbox")
         problems: list[SandboxUnavailable] = []
-        launch.sweep()
         owner.sweep()
         cgroup.sweep()
         for level, kind in allowed.items():
@@ -161,7 +162,7 @@ class Sandbox:
         """
         runner = await self.pool.runner(self._profile(imports))
         try:
-            channel = await runner.open(asdict(self.limits))
+            channel = await runner.open(self.limits.model_dump())
             channel.ask({"op": "run", "split": 16, "limits": {"wall": 10.0}}, b"print(6 * 7)    ")
             frame = await channel.answer(20.0)
         except BoxLost as lost:
@@ -194,16 +195,9 @@ class Sandbox:
         the configured ones. `grading`: the session gets secrets that a running episode must not learn, on a runner that
         holds no other boxes. The rest overrides single limits, e.g. `wall=2.0`.
         """
-        unknown = limits.keys() - {field.name for field in fields(Limits)}
-        if unknown:
-            raise ConfigError(
-                f"Unknown limit {min(unknown)!r}.",
-                hint=f"There are: {', '.join(asdict(self.limits))}.",
-            )
-        for name, value in limits.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
-        own = Limits(**{**asdict(self.limits), **limits})
+        given = {**self.limits.model_dump(), **limits}
+        known = LimitsConfig.model_fields
+        own = read_as(LimitsConfig, given, "the limits of a session", known, strict=True)
         chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
         profile = self._profile([*imports, GRADING] if grading else imports)
         session = Session(self, own, keep=keep, seed=chosen, imports=profile)

@@ -10,13 +10,13 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
 from agentrl_cli.sandbox.pool import RunnerPool
-from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Limits, Status
+from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Status
 from agentrl_cli.sandbox.runner_process import Runner
 
 _LONGEST_PATH = 4096
@@ -85,7 +85,7 @@ class Session:
     def __init__(
         self,
         sandbox: SessionHost,
-        limits: Limits,
+        limits: LimitsConfig,
         *,
         keep: int,
         seed: int | None,
@@ -215,7 +215,7 @@ class Session:
             header["limits"] = {"wall": wall}
         async with self._busy, self.sandbox.slots:
             frame = await self._with_retry(self._with_keep(header), body, seconds)
-            result = _read_result(frame, self.limits, seconds, self.level)
+            result = _read_result(frame, self.limits.replace(wall=seconds), self.level)
             if "reset" not in header:
                 self.history.append(Request(header, body, seconds, _answer(frame)))
         self.sandbox.count(result.status, result.detail)
@@ -331,9 +331,8 @@ class Session:
             runner.drop(channel)
 
 
-def _read_result(frame: Any, limits: Limits, wall: float, level: str) -> ExecResult:
-    head = frame.header
-    size = head["out"]
+def _read_result(frame: Any, limits: LimitsConfig, level: str) -> ExecResult:
+    head, size = frame.header, frame.header["out"]
     return ExecResult(
         status=Status(head["status"]),
         stdout=frame.body[:size].decode("utf-8", "replace"),
@@ -348,7 +347,7 @@ def _read_result(frame: Any, limits: Limits, wall: float, level: str) -> ExecRes
         detail=head.get("detail", ""),
         stopped=head.get("stopped", 0),
         truncated=head["cut"],
-        limits=limits if wall == limits.wall else replace(limits, wall=wall),
+        limits=limits,
     )
 
 

@@ -36,13 +36,11 @@ def open_folder(folder: int | None, name: str) -> int:
 
 
 def delete_empty(path: str) -> bool:
-    """Deletes a work folder if it is empty; returns whether it did."""
-    try:
+    """Deletes a work folder if it is empty; returns whether there is none now."""
+    with contextlib.suppress(OSError):
         for folder in (path + "/.tmp", path + "/.shm", path):
             os.rmdir(folder)
-    except OSError:
-        return False
-    return True
+    return not os.path.lexists(path)
 
 
 def delete(path: str) -> None:

@@ -21,7 +21,6 @@ _LONGEST = 3.0
 """Seconds to restore a folder, less than the host waits for an answer: the code may have filled it with anything."""
 _FIRST = 3
 """Folders in a fresh box: the work folder, and those of /tmp and /dev/shm."""
-_TICK = 50_000_000
 _SAME_TYPE = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO)
 
 
@@ -80,45 +79,22 @@ class Files:
     def __init__(self, limit: int, most: int, user: tuple[int, int] | None) -> None:
         self.limit, self.most, self.user = limit, most + _FIRST, user
         self._last: Snapshot = {}
-        self._empty: list[tuple[int, tuple[int, ...]]] = []
-        """Descriptors and keys of the folders of a box without files."""
 
     def take(self) -> Snapshot | None:
         """Return a snapshot of the current content; None if it cannot be kept."""
-        if self._still_empty():
-            return self._last
-        memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
+        found: Snapshot = {}
         try:
             with (
                 namespaces.acting_as(self.user),
                 close_after(os.open(namespaces.WORK, FOLDER)) as root,
             ):
                 found[""] = _item(os.fstat(root))
-                self._scan(root, "", found, memory, 0)
-                # A change within the same tick of the file system's clock could leave the key as it was.
-                if (
-                    len(found) == _FIRST
-                    and not self._empty
-                    and all(one.key[-1] < old for one in found.values())
-                ):
-                    self._empty = _open_all(root, found)
+                self._scan(root, "", found, Memory(), 0)
         except (Unkeepable, OSError):
             self._last = {}
             return None
         self._last = found
         return found
-
-    def _still_empty(self) -> bool:
-        """Whether the box had only these folders and nothing was added since, the usual case."""
-        if len(self._last) != _FIRST or not self._empty:
-            return False
-        for fd, key in self._empty:
-            if _key(os.fstat(fd)) != key:
-                for still_open, _ in self._empty:
-                    os.close(still_open)
-                self._empty = []
-                return False
-        return True
 
     def _scan(self, folder: int, prefix: str, found: Snapshot, memory: Memory, size: int) -> int:
         """Adds the entries of a folder and below. Returns the bytes of all files so far."""
@@ -173,25 +149,15 @@ def add_sizes(snapshots: list[Snapshot | None]) -> int:
     return sum(memory.size for memory in memories)
 
 
-def _key(info: os.stat_result) -> tuple[int, ...]:
-    return info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
 def _item(info: os.stat_result) -> Item:
-    return Item(info.st_mode, _key(info), (info.st_atime_ns, info.st_mtime_ns))
+    key = info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+    return Item(info.st_mode, key, (info.st_atime_ns, info.st_mtime_ns))
 
 
 def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with close_after(os.open(name, flags, dir_fd=folder)) as fd:
         return item._replace(memory=memory, start=memory.add(fd, item.key[2]))
-
-
-def _open_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]:
-    """Return descriptors and keys of the entries; empty unless all are folders."""
-    if not all(stat.S_ISDIR(item.mode) for item in found.values()):
-        return []
-    return [(os.open(path or ".", FOLDER, dir_fd=root), item.key) for path, item in found.items()]
 
 
 def _clear(folder: int, prefix: str, wanted: Snapshot, end: float, depth: int = 0) -> bool:

@@ -8,9 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 from sandbox.isolation.libc import check, libc
 
@@ -25,7 +23,7 @@ _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
     0x20000000,
     0x40000000,
 )
-_CLONE_PARENT, _CLONE_CLEARTID, _CLONE_SETTID = 0x8000, 0x00200000, 0x01000000
+_CLONE_CLEARTID, _CLONE_SETTID = 0x00200000, 0x01000000
 _SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 _PR_GET_TID_ADDRESS = 40
 ANY_KIND = 0x40000000
@@ -78,26 +76,18 @@ def sleeping_fork(fd: int) -> int:
     return check(pid, "fork")
 
 
-def sibling_fork() -> Callable[[], int]:
-    """Return a `bare_fork` whose child belongs to this process's parent; it returns a negative number if it fails."""
-    return partial(
-        _locked_libc.syscall, _SYS_CLONE, *_clone_arguments(_CLONE_PARENT | signal.SIGCHLD)
-    )
-
-
-@cache
-def _clone_arguments(flags: int) -> tuple[Any, ...]:
-    """Arguments that make clone the C library's fork, with these flags added.
+def _clone_arguments() -> tuple[int, ...]:
+    """Arguments that make clone the C library's fork, without the signal to the parent at its end.
 
     prctl reports where the C library keeps its thread id, the same address in every fork. On a kernel without that
     option the child keeps its parent's id there, which only locks shared between processes would notice.
     """
     address = ctypes.c_void_p()
     if libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) != 0:
-        return flags, 0, 0, 0, 0
+        return 0, 0, 0, 0, 0
     place = (0, address, 0) if os.uname().machine == "x86_64" else (0, 0, address)
-    return flags | _CLONE_SETTID | _CLONE_CLEARTID, 0, *place
+    return _CLONE_SETTID | _CLONE_CLEARTID, 0, *place
 
 
-_silent_fork = partial(_locked_libc.syscall, _SYS_CLONE, *_clone_arguments(0))
+_silent_fork = partial(_locked_libc.syscall, _SYS_CLONE, *_clone_arguments())
 """Sends no signal when the child ends."""

@@ -4,9 +4,9 @@ Each level of the host (`--level` of main.py) has its way: `ns` (user, pid, moun
 box), `uid` (in a container: a fresh uid for every box), `landlock` (without namespaces: a Landlock ruleset) and `bare`
 (limits only). Only the first two are strong; the host never claims more than the level it asked for.
 
-In a container every box has a fresh uid and a file system of limited size (`Slots`). The file systems are mounted when
-the container starts, one for each slot, and open only to the slot's group. A slot is used again once every process of
-its last user has ended and its files are deleted.
+In a container every box has a fresh uid and a file system of limited size (`Folders`). The file systems are mounted
+when the container starts, one for each slot, and open only to the slot's group. A slot is used again once every process
+of its last user has ended and its files are deleted.
 """
 
 from __future__ import annotations
@@ -59,56 +59,62 @@ def become(uid: int, gid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-class Slots:
-    """Assigns a slot and a user to every box."""
+class Folders:
+    """The work folders of boxes at levels without mount namespaces, below `base`.
 
-    def __init__(self, folder: str, number: int, first_uid: int) -> None:
-        self.base, self.first_uid = folder, first_uid
-        self.free = list(range(number))
-        self.taken: dict[int, tuple[int, int]] = {}
+    In a container there are `slots` of them, each a file system of limited size; every box has a user of its own.
+    Elsewhere every box is the same user, and there is always room.
+    """
+
+    def __init__(self, base: str, slots: int, first_uid: int) -> None:
+        self.base, self.slots, self.first_uid = base, slots, first_uid
+        self.cleaning: dict[int, int | None] = {}
+        """The processes that delete the files of an ended box → its slot, if any."""
+        self._free = list(range(slots))
+        self._taken: dict[int, tuple[int, int]] = {}
         """Number of the box → slot and uid."""
         self._used = 0
-        self._cleaning: dict[int, int] = {}
-        """pid → slot."""
         self._waiting: list[tuple[dict[str, Any], int]] = []
 
     def take(self, request: dict[str, Any], fd: int) -> bool:
         """Takes a slot for a box. Returns False if it has to wait (see `give_back`); a copy of `fd` is kept then."""
-        if not self.free:
+        if not self.slots:
+            return True
+        if not self._free:
             self._waiting.append((request, os.dup(fd)))
             os.close(fd)
             return False
         # Every second uid: the one above sends the signals.
         uid = self.first_uid + 2 * (self._used % (_UIDS // 2))
         self._used += 1
-        self.taken[request["id"]] = (self.free.pop(0), uid)
+        self._taken[request["id"]] = (self._free.pop(0), uid)
         return True
 
-    def folder(self, number: int) -> str:
-        """Return the file system of a box."""
-        return f"{self.base}/{self.taken[number][0]}"
-
-    def user(self, number: int) -> tuple[int, int]:
-        """Return the uid and gid of a box."""
-        slot, uid = self.taken[number]
-        return uid, framing.FIRST_GROUP + slot
+    def of(self, number: int) -> tuple[str, tuple[int, int] | None]:
+        """Return the parent of a box's work folder, and the uid and gid of its own user."""
+        if not self.slots:
+            return self.base, None
+        slot, uid = self._taken[number]
+        return f"{self.base}/{slot}", (uid, framing.FIRST_GROUP + slot)
 
     def clean(self, number: int) -> None:
-        """Kills the processes of an ended box's user, and deletes their files in a process of its own."""
-        folder, user = self.folder(number), self.user(number)
-        slot, uid = self.taken.pop(number)
-        signal_user(uid, signal.SIGKILL)
-        os.chmod(
-            folder, 0o1770
-        )  # as it was mounted: only its group can delete, and make, a folder there
+        """Kills the processes of an ended box's user, and deletes its files in a process of its own.
+
+        Other boxes must not wait for as many files as the code could make.
+        """
+        folder, user = self.of(number)
+        slot, _ = self._taken.pop(number, (None, 0))
+        if user:
+            signal_user(user[0], signal.SIGKILL)
+            os.chmod(folder, 0o1770)  # as it was mounted: only its group can make and delete there
         with acting_as(user):
             empty = cleanup.delete_empty(f"{folder}/{number}")
-        if empty:
-            self.free.append(slot)
-            return
-        pid = os.fork()
+        pid = 0 if empty else os.fork()
         if pid:
-            self._cleaning[pid] = slot
+            self.cleaning[pid] = slot
+        if empty and slot is not None:
+            self._free.append(slot)
+        if empty or pid:
             return
         with acting_as(user):
             for _ in range(3):
@@ -117,11 +123,11 @@ class Slots:
 
     def give_back(self, pid: int) -> list[tuple[dict[str, Any], int]]:
         """Gives back the slot that an ended child cleaned; returns the boxes that waited and have a slot now."""
-        slot = self._cleaning.pop(pid, None)
+        slot = self.cleaning.pop(pid, None)
         if slot is not None:
-            self.free.append(slot)
+            self._free.append(slot)
         ready = []
-        while self._waiting and self.free:
+        while self._waiting and self._free:
             request, fd = self._waiting.pop(0)
             self.take(request, fd)
             ready.append((request, fd))
@@ -142,10 +148,6 @@ _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
 )
 
 
-loadavg = -1
-"""Descriptor of /proc/loadavg at level `ns`, which names the process id given out last in this box."""
-
-
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     arguments = (
         source.encode(),
@@ -157,23 +159,9 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
     check(libc.mount(*arguments), f"mount {target}")
 
 
-def mount_proc() -> None:
+def mount_proc(options: str = "") -> None:
     """Mounts a /proc of the current pid namespace."""
-    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
-
-
-def _hide_counts() -> None:
-    """Leaves only processes in /proc: counts of the machine's threads, forks and pages show other boxes' activity."""
-    global loadavg
-    loadavg = os.open("/proc/loadavg", os.O_RDONLY)
-    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
-
-
-def _protect_devices() -> None:
-    """Mounts the host's devices read-only: they can still be written to, and their times and attributes stay."""
-    for device in privileges.DEVICES:
-        kept = os.statvfs(device).f_flag & (_NOSUID | _NODEV | _NOEXEC)
-        _mount("none", device, None, _REMOUNT | _BIND | _RDONLY | kept)
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, options)
 
 
 def enter_namespaces(limits: dict[str, Any], uid: int, gid: int) -> None:
@@ -185,51 +173,37 @@ def enter_namespaces(limits: dict[str, Any], uid: int, gid: int) -> None:
     _mount("none", "/", None, _REC | _PRIVATE)
     size = f"size={limits['disk_mb']}m,nr_inodes={limits['inodes'] + 3},mode=0755"
     _mount("tmpfs", WORK, "tmpfs", _NOSUID | _NODEV, size)
-    mount_proc()
-    _hide_counts()
-    _protect_devices()
+    # Only processes: counts of the machine's threads, forks and pages show other boxes' activity.
+    mount_proc("subset=pid")
+    # The host's devices read-only: they can still be written to, and their times and attributes stay.
+    for device in privileges.DEVICES:
+        kept = os.statvfs(device).f_flag & (_NOSUID | _NODEV | _NOEXEC)
+        _mount("none", device, None, _REMOUNT | _BIND | _RDONLY | kept)
     # /tmp and /dev/shm are links to these: one budget for everything a box writes.
     os.mkdir(WORK + "/.tmp")
     os.mkdir(WORK + "/.shm")
+    os.chdir(WORK)
 
 
-def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int | None:
-    """Levels `landlock` and `bare`: makes a work folder under `base`; returns the descriptor of the Landlock rules.
+def enter_folder(
+    folder: str, number: int, level: str, user: tuple[int, int] | None, readable: list[str]
+) -> int | None:
+    """Other levels: makes a work folder in `folder`; returns the descriptor of the rules at level `landlock`.
 
-    Raises OSError, also if the kernel's Landlock is too old.
-    """
-    global WORK
-    WORK = f"{base}/{number}"
-    os.chmod(
-        base, 0o700
-    )  # Landlock does not protect modes: the code of another box may have closed it
-    for folder in (WORK, WORK + "/.tmp", WORK + "/.shm"):
-        os.mkdir(folder, 0o700)
-    os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")
-    privileges.adopt_orphans()
-    if level == "bare":
-        return None
-    if level != "landlock":
-        raise ValueError(f"unknown level {level!r}")
-    if privileges.landlock_abi() < privileges.NEEDED_ABI:
-        raise OSError(
-            95,
-            f"Landlock has version {privileges.landlock_abi()} here, {privileges.NEEDED_ABI} is needed",
-        )
-    return privileges.landlock_rules(WORK, readable)
-
-
-def enter_slot(folder: str, number: int, user: tuple[int, int]) -> None:
-    """Level `uid`: makes a work folder in a file system of limited size, owned by the box's user.
-
-    The box's init stays root, with the capabilities to signal and to become its user and no others.
+    At level `uid` it is the user's; the box's init stays root, with the capabilities to signal and to become that user
+    and no others. Raises OSError, also if the kernel's Landlock is too old.
     """
     global WORK
     WORK = f"{folder}/{number}"
     os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")
     privileges.adopt_orphans()
+    if user is None:
+        # Landlock does not protect modes: the code of another box may have closed it.
+        os.chmod(folder, 0o700)
     with acting_as(user):
         for path in (WORK, WORK + "/.tmp", WORK + "/.shm"):
             os.mkdir(path, 0o700)
         os.chdir(WORK)
-    os.chmod(folder, 0o1710)  # what the user put beside its folder would stay for the next one
+    if user:
+        os.chmod(folder, 0o1710)  # what the user put beside its folder would stay for the next one
+    return privileges.landlock_rules(WORK, readable) if level == "landlock" else None

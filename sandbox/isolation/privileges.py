@@ -13,8 +13,7 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Iterable
 from typing import Any
 
 from sandbox.filesystem.cleanup import close_after
@@ -49,7 +48,12 @@ def landlock_abi() -> int:
 
 
 def landlock_rules(work: str, readable: list[str]) -> int:
-    """Returns a descriptor of rules: read the system and `readable`, do anything in `work`. Raises OSError."""
+    """Returns a descriptor of rules: read the system and `readable`, do anything in `work`.
+
+    Raises OSError, also if the kernel's Landlock is too old.
+    """
+    if (version := landlock_abi()) < NEEDED_ABI:
+        raise OSError(95, f"Landlock has version {version} here, {NEEDED_ABI} is needed")
     rules = struct.pack("QQQ", _ALL, _TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
     fd = check(int(libc.syscall(_CREATE_RULESET, rules, len(rules), 0)), "landlock")
     for paths, rights in (((*_SYSTEM, *readable), _READ), (DEVICES, _DEVICE), ((work,), _ALL)):
@@ -114,11 +118,6 @@ def set_dumpable(value: bool) -> None:
     prctl(PR_DUMPABLE, int(value))
 
 
-def dumpable() -> Callable[[], int]:
-    """Return a function that opens this process's memory to other processes of its user, as cheaply as possible."""
-    return partial(libc.prctl, PR_DUMPABLE, 1, 0, 0, 0)
-
-
 def prefer_for_oom_kill() -> None:
     """Makes the kernel kill this process before the sandbox's own if a cgroup or container runs out of memory."""
     write("/proc/self/oom_score_adj", "500")
@@ -175,21 +174,7 @@ def apply_limits(limits: dict[str, Any], base: int, extra_processes: int, cpu: b
 def set_limits(limits: Iterable[tuple[int, int, int]]) -> None:
     """Sets soft and hard limits, none above the present hard one."""
     for which, soft, hard in limits:
-        most = _hard_limit(which)
+        most = resource.getrlimit(which)[1]
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(which, (soft, hard))
-
-
-@cache
-def _hard_limit(which: int) -> int:
-    """Return the hard limit of a box, which never changes its own."""
-    return resource.getrlimit(which)[1]
-
-
-def look_up() -> None:
-    """Looks the hard limits up once, before any child would do it again."""
-    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK,
-                  resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU,
-                  resource.RLIMIT_MSGQUEUE):  # fmt: skip
-        _hard_limit(which)

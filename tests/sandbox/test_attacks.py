@@ -15,7 +15,7 @@ from agentrl_cli.doctor.attacks import probe
 from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
 from agentrl_cli.sandbox.runner_process import Process
-from tests.helpers.processes import comes
+from tests.helpers.processes import comes, commands
 from tests.helpers.sandbox import open_sandbox
 from tests.sandbox.attacks import attack_all, attacks, contained_attacks, learned_bits, main
 
@@ -391,22 +391,12 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
     )
     with host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
-        assert comes(lambda: len(_sleepers()) == 3), _sleepers()
+        assert comes(lambda: len(commands("sleep 45678.5")) == 3)
         host.send_signal(number)
         host.wait()
     folders = Path(tempfile.gettempdir())
     assert comes(
-        lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))
-    ), _sleepers()
-
-
-def _sleepers() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if line.startswith(b"sleep\x0045678.5"):
-            found.append(path.parent.name)
-    return found
+        lambda: (
+            not commands("sleep 45678.5") and not list(folders.glob(f"agentrl-work-*-{host.pid}-*"))
+        )
+    )

@@ -77,13 +77,9 @@ def test_version_two_limits_a_runner_and_its_boxes(parent: Path) -> None:
         assert none == []
 
     group.give(first)
-    third = group.take(64 << 20)
-    assert third not in (None, first)  # a process of the earlier box is still there
+    assert group.take(64 << 20) and first.exists()  # a process of the earlier box is still there
     (first / "cgroup.procs").write_text("")
-    (first / "memory.current").write_text(str(17 << 20))
-    assert group.take(64 << 20) not in (None, first, third)  # or its memory
-    (first / "memory.current").write_text("4096\n")
-    assert group.take(32 << 20) == first and _read(first, "memory.max") == [str(32 << 20)]
+    assert group.take(64 << 20) and not first.exists()
     group.remove()
     assert not group.folder.exists()
 
@@ -98,23 +94,6 @@ def _dead_owner() -> str:
         name = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
         left.kill()
     return name
-
-
-def test_a_sweep_ends_what_is_in_a_cgroup_of_version_two(parent: Path) -> None:
-    group = cgroup._make(parent, f"agentrl-runner-{_dead_owner()}-1", 1 << 28)
-    own = cgroup._make(parent, f"agentrl-runner-{owner.name()}-1", 1 << 28)
-    assert group is not None and own is not None
-    box = group.take(1 << 26)
-    assert box is not None
-    with subprocess.Popen(["sleep", "3600"]) as hog:
-        (box / "cgroup.procs").write_text(f"{hog.pid}\n")
-        assert (
-            cgroup.sweep(parent) == 0
-        )  # these files do not notice its end, and the next start looks again
-        assert hog.wait() == -signal.SIGKILL
-    (box / "cgroup.procs").write_text("")
-    assert cgroup.sweep(parent) == 1
-    assert not group.folder.exists() and own.folder.exists()
 
 
 @pytest.fixture

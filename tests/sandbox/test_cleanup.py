@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.sandbox import ExecResult, Sandbox, Session, Status, launch, owner
+from agentrl_cli.sandbox import ExecResult, Sandbox, Session, Status, owner
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
-from tests.helpers.processes import comes, descendants, soon
+from tests.helpers.processes import comes, commands, descendants, soon
 from tests.helpers.sandbox import open_sandbox
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
@@ -41,9 +41,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     try:
         assert comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
         started = {pid: owner.born(str(pid)) for pid in descendants(run.pid)}
-        assert any(b"sandbox/main.py" in _line(pid) for pid in started), (
-            "episodes run, so a runner does"
-        )
+        assert commands("sandbox/main.py"), "episodes run, so a runner does"
         run.send_signal(number)
         code = run.wait()
     finally:
@@ -68,17 +66,10 @@ def _rows(project: Path) -> list[Path]:
 
 def _of(top: Path, pid: int) -> list[str]:
     """Folders below `top` that are named after a process of these tests."""
-    name = re.compile(rf"agentrl-(runner|work)-{pid}-")
+    name = re.compile(rf"agentrl-(runner|work-\w+)-{pid}-")
     if top == Path(tempfile.gettempdir()):
         return [entry.name for entry in top.iterdir() if name.match(entry.name)]
     return [folder for _, folders, _ in os.walk(top) for folder in folders if name.match(folder)]
-
-
-def _line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 DEEP = """
@@ -104,9 +95,7 @@ async def test_a_killed_runners_resources_are_removed() -> None:
         (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
         sitting = asyncio.ensure_future(session.bash(SITS))
-        assert await soon(
-            lambda: any(b"45679.5" in _line(pid) for pid in descendants(runner.process.pid))
-        )
+        assert await soon(lambda: bool(commands("45679.5")))
         started = {pid: owner.born(str(pid)) for pid in descendants(runner.process.pid)}
         assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), (
             sandbox.counts
@@ -162,10 +151,10 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
         assert host.stdout is not None
         folder, pid = host.stdout.readline().split()
         born = owner.born(pid)
-        assert launch.sweep() >= 0 and (Path(folder) / "secret").exists(), "its host lives"
+        assert owner.sweep() >= 0 and (Path(folder) / "secret").exists(), "its host lives"
         host.kill()
         host.wait()
-    launch.sweep()
+    owner.sweep()
     assert not Path(folder).exists() and born and comes(lambda: owner.born(pid) != born)
 
 

@@ -211,5 +211,5 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("limit", ODD)
 async def test_limits_of_a_session_are_numbers_above_nothing(limit: dict[str, Any]) -> None:
     async with await Sandbox.open(SandboxConfig(backend="bare", min_level="bare")) as sandbox:
-        with pytest.raises(ConfigError, match=f"The limit {next(iter(limit))} is"):
+        with pytest.raises(ConfigError, match=rf"the limits of a session\.{next(iter(limit))}: "):
             await sandbox.session(**limit)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +15,13 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch, owner
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
 from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.session import TOOL as run_python
-from tests.helpers.processes import comes, descendants, soon
+from tests.helpers.processes import comes, commands, descendants, soon
 from tests.helpers.sandbox import open_sandbox
 
 
@@ -102,21 +101,11 @@ async def test_waiting_for_a_slot_does_not_count_as_a_timeout(sandbox: Sandbox) 
 async def test_closing_leaves_no_process(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     running = asyncio.ensure_future(session.bash("sleep 987654"))
-    assert await soon(lambda: bool(_running("987654")))
+    assert await soon(lambda: bool(commands("987654")))
     await session.close()
     with pytest.raises(SandboxFault):
         await running
-    assert await soon(lambda: not _running("987654"))
-
-
-def _running(word: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().decode("utf-8", "replace"))
-        except OSError:
-            continue
-    return [line for line in found if word in line and "pytest" not in line]
+    assert await soon(lambda: not commands("987654"))
 
 
 async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
@@ -282,10 +271,11 @@ def test_a_killed_processes_resources_are_swept_everywhere(tmp_path: Path) -> No
     left.kill()
     left.wait()
     assert owner.has_ended(f"{dead}-7") and not owner.has_ended(dead.rpartition("-")[0] + "-5")
-    folder = Path(tempfile.gettempdir(), f"agentrl-work-{dead}-1-abc")
+    folder = owner.new_folder("work")
+    folder = folder.with_name(folder.name.replace(owner.name(), dead))
     (folder / "1").mkdir(parents=True)
     daemon = subprocess.Popen(["sleep", "3600"], cwd=folder / "1")
-    assert launch.sweep() >= 1
+    assert owner.sweep() >= 1
     assert daemon.wait() == -signal.SIGKILL and not folder.exists()
     if cgroup.place() is None:
         return

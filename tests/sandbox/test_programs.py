@@ -1,10 +1,9 @@
-"""Programs of a session are forked by a template: they run as without one, and none affects the next through it."""
+"""Programs of a session: limits, the end of an interpreter, and none that affects the next."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
 import pytest_asyncio
 
 from agentrl_cli.sandbox import Sandbox, Session
@@ -14,113 +13,7 @@ SANDBOX = {"wall": 3.0}
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def session(sandbox: Sandbox) -> Session:
-    if sandbox.level != "ns":
-        pytest.skip("only boxes with a process namespace have one")
-    session = await sandbox.session()
-    await session.run("pass")  # forked by the box itself
-    return session
-
-
-OTHERS = """
-import os
-others = [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) not in (1, os.getpid())]
-"""
-SAME = """
-import ctypes, os, random, resource, signal, sys, threading, time
-limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
-fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
-held = [fields[name] for name in ("Uid", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "SigIgn")]
-open_fds = sorted(map(int, os.listdir("/proc/self/fd")))
-inherited = [os.get_inheritable(fd) for fd in range(4)]
-me = threading.get_native_id() == os.getpid() == os.getpgrp() == os.getsid(0)
-clock = time.pthread_getcpuclockid(threading.get_ident())
-print(me, os.getppid(), time.clock_gettime(clock) > 0, ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), os.umask(0), os.getcwd())
-print(limits[1:], held, open_fds, inherited, random.random(), open("/proc/self/oom_score_adj").read())
-print(sys.stdin.read(), sorted(os.environ), sys.argv, sorted(sys.modules), sys.path)
-try:
-    os.memfd_create("x")
-except PermissionError as error:
-    print(error)
-"""
-
-
-async def test_a_program_finds_what_it_finds_without_a_template(session: Session) -> None:
-    code = OTHERS + SAME + "print(len(others))"
-    one, other = [await session.sandbox.session(seed=1) for _ in range(2)]
-    await one.run("pass")
-    by_template, alone = await one.run(code, "given"), await other.run(code, "given")
-    assert by_template.ok and by_template.stdout.endswith("\n1\n"), by_template.text()
-    # But for the template itself, which the number of processes that a program may start leaves out.
-    most = session.limits.processes
-    seen = by_template.stdout.replace(f"({most + 3}, {most + 3})", f"({most + 2}, {most + 2})")
-    assert seen[:-2] == alone.stdout[:-2] and alone.stdout.endswith("\n0\n")
-    assert "LD_BIND_NOW" not in seen and "<warm>" not in seen
-
-
-async def test_a_template_is_closed_to_programs(session: Session) -> None:
-    result = await session.run(OTHERS + """
-import errno
-for name in ("mem", "environ", "maps", "fd/4", "root"):
-    try:
-        os.open(f"/proc/{others[0]}/{name}", os.O_RDWR if name == "mem" else os.O_RDONLY)
-        print(name, "is open")
-    except PermissionError:
-        pass
-print(len(others))
-""")  # fmt: skip
-    assert result.stdout == "1\n", result.text()
-
-
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-async def test_a_signal_to_the_template_harms_no_later_program(
-    session: Session, number: str
-) -> None:
-    harm = await session.run(
-        OTHERS + f"import signal\nos.kill(others[0], signal.{number})\nprint('sent')"
-    )
-    assert (harm.stdout, harm.stopped) == ("sent\n", 0), harm.text()
-    for _ in range(3):
-        result = await session.run("print(open(0).read())", "6")
-        assert (result.status, result.stdout) == ("ok", "6\n"), result.text()
-    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), (
-        session.sandbox.counts
-    )
-
-
-async def test_a_program_that_leaves_something_takes_the_template_with_it(session: Session) -> None:
-    leaves = "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(30)"
-    assert (await session.run(leaves)).stopped == 1
-    for expected in ("0\n", "1\n", "1\n"):
-        assert (await session.run(OTHERS + "print(len(others))")).stdout == expected
-
-
-STOPS = """
-import os, signal
-def stop(*_):
-    while True:
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and int(name) not in (1, os.getpid()):
-                for _ in range(50):
-                    try:
-                        os.kill(int(name), signal.SIGSTOP)
-                    except ProcessLookupError:
-                        break
-signal.signal(signal.SIGALRM, stop)
-_ = signal.setitimer(signal.ITIMER_REAL, 0.01)
-"""
-
-
-async def test_a_session_that_stops_its_programs_meets_the_wall_limit(session: Session) -> None:
-    await session.run("pass")
-    assert (await session.cell(STOPS)).ok
-    await asyncio.sleep(0.05)
-    result = await session.run(
-        "sum(range(5_000_000))", wall=1.0
-    )  # the template is stopped, or its child at the latest
-    assert (result.status, result.detail) == ("timeout", "wall"), result.text()
-    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), (
-        session.sandbox.counts
-    )
+    return await sandbox.session()
 
 
 async def test_a_program_runs_under_the_limits_and_the_state_of_its_session(
@@ -193,7 +86,6 @@ async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_faul
     session: Session,
 ) -> None:
     full = await session.sandbox.session(processes=4, keep=8)
-    await full.run("pass")
     assert (await full.cell(FILLS)).ok
     await asyncio.sleep(0.05)
     assert (await full.run("print(6 * 7)")).stdout == "42\n"

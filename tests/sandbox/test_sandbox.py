@@ -166,21 +166,6 @@ async def test_a_traceback_hides_the_host(session: Session) -> None:
             assert "ast.py" not in result.stderr
 
 
-async def test_the_environment_holds_nothing_of_the_host(session: Session) -> None:
-    os.environ["SECRET_OF_THE_HOST"] = "canary-in-the-environment"
-    code = (
-        "import glob\nfor f in glob.glob('/proc/*/environ'):\n"
-        "    try: print(open(f, 'rb').read())\n    except OSError: 0"
-    )
-    try:
-        seen = await session.run(code)
-    finally:
-        del os.environ["SECRET_OF_THE_HOST"]
-    names = await session.cell("import os; sorted(os.environ), os.listdir('/root')")
-    assert "canary" not in seen.stdout + names.stdout and "HOME" in names.stdout
-    assert str(Path.cwd()) not in seen.stdout + names.stdout
-
-
 async def test_a_call_that_differs_when_it_is_run_again_is_named(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("x = 1\nx")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import Limits
 from agentrl_cli.sandbox.launch import Launch
-from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Process
 
 WHERE = "import sys; print(sys.version_info[:2] == (3, int(sys.argv[1])), sys.executable, sys.base_prefix, sep='\\n')"
@@ -41,7 +40,7 @@ async def test_programs_cells_and_rollback_work_on(minor: int) -> None:
     except SandboxUnavailable as problem:
         pytest.skip(f"{problem.message} {problem.hint}")
     try:
-        channel = await runner.open(asdict(Limits()))
+        channel = await runner.open(Limits().model_dump())
 
         async def ask(op: str, code: bytes) -> tuple[Any, bytes]:
             channel.ask({"op": op, "split": len(code)}, code)

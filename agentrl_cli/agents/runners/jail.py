@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from agentrl_cli import paths
 from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.runners.command import CommandRunner, command_of, environment, start_program
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import launch
-from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.tasks import AgentSpec
 
 INSIDE = "/agent"
@@ -52,9 +52,7 @@ class JailedRunner(CommandRunner):
             raise SandboxUnavailable(
                 f"agent.sandbox: no jail starts here: {problem}", hint=launch.explain("ns", problem)
             )
-        self._limits: Limits = Limits(
-            **{name: getattr(config.limits, name) for name in Limits.__dataclass_fields__}
-        )
+        self._limits: LimitsConfig = config.limits
         self._ready = -1
 
     def start(self, call: AgentCall) -> subprocess.Popen[bytes]:
