@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,8 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from agentrl_cli._version import __version__
-from agentrl_cli.commands.boundary import report, silence_stdout
-from agentrl_cli.commands.escapes import ESCAPES
+from agentrl_cli.commands.boundary import ESCAPES, report, silence_stdout
 from agentrl_cli.commands.renamed import translate
 from agentrl_cli.errors import AgentRLError, UsageError, nearest
 from agentrl_cli.registry import resolve, trust
@@ -106,7 +104,15 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the front page from the table alone, without importing any command or Rich."""
-        formatter.write(_front_page(ctx))
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        bold = "\x1b[1m{}\x1b[0m" if colour else "{}"
+        known = commands()
+        width = max(map(len, known)) + 2
+        lines = [ABOUT, "", f"{bold.format('Usage:')} agentrl COMMAND [OPTIONS]", ""]
+        for panel in dict.fromkeys(panel for panel, _, _ in known.values()):
+            rows = ((name, text) for name, (group, _, text) in known.items() if group == panel)
+            lines += [bold.format(panel), *(f"  {name:{width}}{text}" for name, text in rows), ""]
+        formatter.write("\n".join([*lines, bold.format("Options"), OPTIONS, "", EPILOG, ""]))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         from typer._click.shell_completion import CompletionItem  # Typer has no public name for it
@@ -147,34 +153,26 @@ def root(
         typer.echo(f"agentrl {__version__}")
     elif ctx.invoked_subcommand is None:
         from agentrl_cli.commands.common import is_terminal
+        from agentrl_cli.commands.place import find_db
+        from agentrl_cli.paths import find_project
 
-        db = _store_here()
+        try:
+            db = find_db(must_exist=False) if find_project() is not None else None
+        except AgentRLError:  # an unreadable configuration: the command that needs it reports it
+            db = None
         if db is not None and db.is_file() and is_terminal():
             from agentrl_cli.tui.app import start
 
-            start(db)
-            return
+            return start(db)
         typer.echo(ctx.get_help())
         if db is not None and not db.is_file():
             typer.echo("This project has no runs yet: `agentrl train --watch` starts the first.")
 
 
-def _store_here() -> Path | None:
-    """Return the store of the project that the working folder lies in, whether or not it exists; None outside one."""
-    from agentrl_cli.commands.place import find_db
-    from agentrl_cli.paths import find_project
-
-    try:
-        return find_db(must_exist=False) if find_project() is not None else None
-    except AgentRLError:  # an unreadable configuration: the command that needs it reports it
-        return None
-
-
 def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
-    from agentrl_cli.commands.flags import add_flags
     from agentrl_cli.commands.help import with_examples
-    from agentrl_cli.commands.options import flatten
+    from agentrl_cli.commands.options import add_flags, flatten
 
     panel, target_name, _ = commands()[name]
     if panel == "Run":
@@ -206,10 +204,15 @@ def load_command(name: str) -> Any:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    _print_any_text()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ESCAPES)
     try:
         given = sys.argv[1:] if args is None else args
-        _require_text(given)
+        for number, arg in enumerate(given, 1):
+            if any("\ud800" <= character <= "\udfff" for character in arg):
+                text = f"Argument {number}, {arg[:40]!a}, is not UTF-8 text."
+                raise UsageError(text, hint="See `locale`, and type it.")
         given, renamed = translate(given, load_command)
         if renamed:
             print(renamed, file=sys.stderr, flush=True)
@@ -218,39 +221,3 @@ def main(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: unexpected errors go to a log
         return report(error)
     return code if isinstance(code, int) else 0
-
-
-def _print_any_text() -> None:
-    """Let the standard streams print what their encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ESCAPES)
-
-
-def _require_text(args: Sequence[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8: the store, filters and file names cannot hold it."""
-    for number, arg in enumerate(args, 1):
-        try:
-            arg.encode()
-        except UnicodeEncodeError:
-            text = f"Argument {number}, {arg[:40]!a}, is not UTF-8 text."
-            raise UsageError(text, hint="See `locale`, and type it.") from None
-
-
-def _front_page(ctx: Any) -> str:
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-    def bold(text: str) -> str:
-        return f"\x1b[1m{text}\x1b[0m" if colour else text
-
-    known = commands()
-    width = max(map(len, known)) + 2
-    lines = [ABOUT, "", f"{bold('Usage:')} agentrl COMMAND [OPTIONS]", ""]
-    for panel in dict.fromkeys(panel for panel, _, _ in known.values()):
-        lines.append(bold(panel))
-        lines += [
-            f"  {name:{width}}{text}" for name, (group, _, text) in known.items() if group == panel
-        ]
-        lines.append("")
-    lines += [bold("Options"), OPTIONS, ""]
-    return "\n".join([*lines, EPILOG, ""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import re
 import sys
@@ -12,6 +14,18 @@ import typer
 from agentrl_cli._version import __version__
 from agentrl_cli.errors import AgentRLError, disk_problem, nearest
 from agentrl_cli.registry.files import pip_line
+
+ESCAPES = "agentrl-escape"
+"""For `errors=` of a stream: what its encoding lacks is written as escapes, which JSON reads, too."""
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(ESCAPES, _escape)
 
 
 def report(error: BaseException) -> int:
@@ -75,33 +89,31 @@ def _fail(message: str, hint: str, code: int, error: BaseException | None = None
 
 
 def _report_bug(error: BaseException) -> int:
-    """Write the traceback of a bug, in AgentRL or in a pack's code, to a file, and name it."""
-    import traceback
+    """Write the traceback of a bug, in AgentRL or in a pack's code, to a file, and name it.
 
-    text = "".join(traceback.format_exception(error))
-    where = _write_log(text)
-    hint = f"The traceback is in {where}." if where else text
-    line = next(iter(str(error).splitlines()), "")
-    return _fail(f"Something went wrong: {type(error).__name__}: {line}", hint, 1, error)
-
-
-def _write_log(text: str) -> Path | None:
-    """Write a traceback into the project's runs/logs, else into the folder for temporary files."""
+    The file is in the project's runs/logs, else in the folder for temporary files.
+    """
     import platform
     import tempfile
     import time
+    import traceback
 
     from agentrl_cli.paths import find_project, runs_dir
 
+    text = "".join(traceback.format_exception(error))
+    hint = text
     project = find_project()
-    folders = [runs_dir(project) / "logs"] if project else []
     name = f"agentrl-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     head = f"agentrl {__version__}, Python {platform.python_version()}, {platform.platform()}\n{' '.join(sys.argv)}\n\n"
-    for folder in [*folders, Path(tempfile.gettempdir())]:
+    folders = [runs_dir(project) / "logs"] if project else []
+    for folder in (*folders, Path(tempfile.gettempdir())):
+        log = folder / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(head + text, encoding="utf-8", errors="backslashreplace")
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(head + text, encoding="utf-8", errors="backslashreplace")
         except OSError:  # read-only or full: try the next folder, and at last the screen
             continue
-        return folder / name
-    return None
+        hint = f"The traceback is in {log}."
+        break
+    line = next(iter(str(error).splitlines()), "")
+    return _fail(f"Something went wrong: {type(error).__name__}: {line}", hint, 1, error)

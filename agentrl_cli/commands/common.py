@@ -12,11 +12,12 @@ Options (Annotated types for Typer; write `db: DbOption = None`):
 Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
         the whole configuration; `flags` maps dotted keys to values (None: not given), e.g. {"model.name": model}
-    Context(config: Config, sources: Sources, project: Path, db: Path); .resolve(path) -> Path; .runs -> Path
+    Context(config: Config, sources: Sources, project: Path, db: Path); .runs -> Path
     packs_of(context, packs) -> dict[str, Pack]     the named packs, or the project's
     known_tools(context, packs) -> dict[str, (str, Tool)]        by name, with where each is from
     data_stdout() context manager                   other code's prints go to stderr; `echo*` still reach stdout
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
+    answer(as_json, value, text)                    the value to stdout, or the text to stderr
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
     warn_unsafe(sandbox)                            warns if the opened sandbox isolates nothing
     warn_bare(settings)                             the same, before a sandbox is opened
@@ -42,7 +43,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.escapes import ESCAPES
+from agentrl_cli.commands.boundary import ESCAPES
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
 from agentrl_cli.tui.common.plain_text import STEERS, UNPAINTED, harmless
@@ -131,12 +132,6 @@ class Context:
     def runs(self) -> Path:
         return runs_dir(self.project)
 
-    def resolve(self, path: str | Path) -> Path:
-        """Return a path from the configuration or a flag: relative to the project, else to the working folder."""
-        given = Path(path).expanduser()
-        inside = self.project / given
-        return inside if inside.exists() or not given.exists() else given.resolve()
-
 
 def open_project(
     project: Path | None = None,
@@ -221,6 +216,14 @@ def echo_jsonl(rows: Iterable[Any]) -> None:
         echo(_dumps(row))
 
 
+def answer(as_json: bool, value: Any, text: str) -> None:
+    """Print a result: as JSON on stdout, or as a sentence on stderr."""
+    if as_json:
+        echo_json(value)
+    else:
+        narrate(text)
+
+
 def narrate(text: str = "") -> None:
     """Print one line for people to stderr; on a terminal as harmless as `echo`."""
     print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
@@ -275,16 +278,11 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
+    """Return JSON; NaN and infinity, which are not JSON, are null."""
     from pydantic_core import to_jsonable_python
 
-    def plain(one: Any) -> Any:
-        return to_jsonable_python(one, fallback=lambda array: array.tolist())
-
-    try:
-        return json.dumps(value, indent=indent, default=plain, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # NaN and infinity are not JSON: null, which every reader accepts
-        known = json.loads(json.dumps(value, default=plain), parse_constant=lambda _: None)
-        return json.dumps(known, indent=indent, ensure_ascii=False)
+    plain = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    return json.dumps(plain, indent=indent, ensure_ascii=False)
 
 
 def known_tools(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:

@@ -22,12 +22,12 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import FilterOption, StoreOptions
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import UsageError
+from agentrl_cli.reports.compare import RunComparison, compare_runs
+from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.plain_text import cell
 
 if TYPE_CHECKING:
-    from agentrl_cli.reports.compare import RunComparison
     from agentrl_cli.reports.rescore import Change
-    from agentrl_cli.store import EvalRow
 
 MOST = 22
 """Characters of a setting's value on a terminal."""
@@ -108,25 +108,17 @@ def command(
         return _score_again(before or "last", scoring, where, limit, json)
     if before is None:
         raise UsageError("Name a run to compare.", hint="`agentrl ls runs` lists them.")
-    found = _compare(where, before, after or "last")
-    if json:
-        echo_json(found.report())
-    else:
-        _print_runs(found, limit)
-
-
-def _compare(where: StoreOptions, before: str, after: str) -> RunComparison:
-    """Return two runs beside each other. Raises UsageError if they are one."""
-    from agentrl_cli.reports.compare import compare_runs
-
     with where.open() as store:
-        found = compare_runs(store, before, after)
+        found = compare_runs(store, before, after or "last")
     if found.before.id == found.after.id:
         raise UsageError(
             f"{found.before.name} would be compared with itself.",
             hint="Name two runs (`agentrl ls runs`), or score it again: --rewards.",
         )
-    return found
+    if json:
+        echo_json(found.report())
+    else:
+        _print_runs(found, limit)
 
 
 def _print_runs(found: RunComparison, limit: int) -> None:
@@ -145,13 +137,13 @@ def _print_runs(found: RunComparison, limit: int) -> None:
         if rows:
             print_rows([head, "A", "B"], rows)
             echo()
-    if found.difference is None:
+    if not found.tasks:
         narrate("The runs have no attempted task in common.")
         return
-    value, low, high = found.difference
+    one = found.difference
     echo(
-        f"{len(found.tasks)} tasks attempted by both ({found.source}): difference in the share solved"
-        f" {value:+.3f} [{low:+.3f}, {high:+.3f}]; {found.gained} gained, {found.lost} lost,"
+        f"{one.n} tasks attempted by both ({found.source}): difference in the share solved"
+        f" {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]; {found.gained} gained, {found.lost} lost,"
         f" McNemar's exact test p = {found.p_value:.3g}\n"
     )
     heads = ["flip", "task", "A", "B", "reward A", "reward B", "replay A", "replay B"]
@@ -248,13 +240,12 @@ def _print_estimators(
         values = [c.advantage or 0.0 for c in row]
         return max(values) - min(values)
 
-    rows = list(zip(*results, strict=True))
-    lines = []
-    for row in sorted(rows, key=spread, reverse=True)[:limit]:
-        e = row[0].episode
-        lines.append(
-            [e.id, e.task_id, e.step, row[0].reward, e.advantage, *(c.advantage for c in row)]
-        )
+    rows = sorted(zip(*results, strict=True), key=spread, reverse=True)
+    episodes = [(row[0].episode, row) for row in rows[:limit]]
+    lines = [
+        [e.id, e.task_id, e.step, row[0].reward, e.advantage, *(c.advantage for c in row)]
+        for e, row in episodes
+    ]
     print_rows(["episode", "task", "step", "reward", "trained with", *names], lines)
     narrate(
         f"Mean advantage of {len(rows)} episodes under each estimator; - if it would not train."

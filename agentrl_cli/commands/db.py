@@ -11,6 +11,7 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     JsonOption,
     YesOption,
+    answer,
     confirm,
     echo,
     echo_json,
@@ -19,15 +20,8 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import FilterOption, RunStoreOptions, StoreOptions
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.store import maintenance
 from agentrl_cli.tui.common.plain_text import byte_size
-
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs
-    ),
-]
-NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 app = typer.Typer(
     name="db",
@@ -40,10 +34,7 @@ app = typer.Typer(
 def path_(json: JsonOption = False, *, where: StoreOptions) -> None:
     """Print the path of the store, also if it does not exist yet."""
     path = where.find(must_exist=False)
-    if json:
-        echo_json({"path": path, "exists": path.is_file()})
-    else:
-        echo(str(path))
+    echo_json({"path": path, "exists": path.is_file()}) if json else echo(str(path))
 
 
 @app.command()
@@ -56,9 +47,7 @@ def status(
     where: StoreOptions,
 ) -> None:
     """Print sizes, counts and the version. --json prints {"path", "bytes", "rows": {"episodes": 12, …}, …}."""
-    from agentrl_cli.store.maintenance import status as look
-
-    found = look(where.find(), check=check)
+    found = maintenance.status(where.find(), check=check)
     if json:
         echo_json(found)
     else:
@@ -90,34 +79,28 @@ def backup(
     where: StoreOptions,
 ) -> None:
     """Copy the store, compacted; a training may keep running. --json prints {"path", "bytes"}."""
-    from agentrl_cli.store.maintenance import backup as copy
-
-    count = copy(where.find(), target)
-    if json:
-        echo_json({"path": target, "bytes": count})
-    else:
-        narrate(f"{target}: {byte_size(count)}.")
-
-
-WhatOption = Annotated[
-    str,
-    typer.Option("--what", help="half | alternatives | numbers | episodes: drop least to most."),
-]
-AgeOption = Annotated[str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")]
-KeepOption = Annotated[
-    str,
-    typer.Option(
-        "--keep",
-        help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
-    ),
-]
+    count = maintenance.backup(where.find(), target)
+    answer(json, {"path": target, "bytes": count}, f"{target}: {byte_size(count)}.")
 
 
 @app.command()
 def prune(
-    what: WhatOption = "numbers",
-    older_than: AgeOption = None,
-    keep: KeepOption = "best,worst,tagged,noted",
+    what: Annotated[
+        str,
+        typer.Option(
+            "--what", help="half | alternatives | numbers | episodes: drop least to most."
+        ),
+    ] = "numbers",
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")
+    ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
+        ),
+    ] = "best,worst,tagged,noted",
     filter: FilterOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many.")] = False,
     yes: YesOption = False,
@@ -129,52 +112,43 @@ def prune(
 
     --json prints {"what", "episodes", "done"}.
     """
-    from agentrl_cli.store.maintenance import WHAT, prunable
-    from agentrl_cli.store.maintenance import prune as drop
-
-    if what not in WHAT:
-        raise UsageError(f"Unknown --what {what!r}.", hint=f"Choose from: {', '.join(WHAT)}.")
+    if what not in maintenance.WHAT:
+        raise UsageError(
+            f"Unknown --what {what!r}.", hint=f"Choose from: {', '.join(maintenance.WHAT)}."
+        )
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with where.open(readonly=False) as store:
-        ids = prunable(
-            store,
-            older_days=days,
-            keep=words,
-            filter=filter,
-            run=where.run_id(store),
-        )
-        question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
+        run = where.run_id(store)
+        ids = maintenance.prunable(store, older_days=days, keep=words, filter=filter, run=run)
+        question = f"{maintenance.WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
         if done:
-            drop(store, ids, what)
-    if json:
-        echo_json({"what": what, "episodes": len(ids), "done": done})
-    elif done:
-        narrate(f"{len(ids):,} episodes pruned. `agentrl db vacuum` frees the space.")
-    else:
-        narrate(
-            f"{len(ids):,} episodes would be pruned ({WHAT[what]})."
-            + ("" if dry_run else " Nothing was changed.")
-        )
+            maintenance.prune(store, ids, what)
+    text = f"{len(ids):,} episodes pruned. `agentrl db vacuum` frees the space."
+    if not done:
+        text = f"{len(ids):,} episodes would be pruned ({maintenance.WHAT[what]})."
+        text += "" if dry_run else " Nothing was changed."
+    answer(json, {"what": what, "episodes": len(ids), "done": done}, text)
 
 
 @app.command()
 def vacuum(json: JsonOption = False, *, where: StoreOptions) -> None:
     """Return unused space to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
-    from agentrl_cli.store.maintenance import vacuum as shrink
-
-    before, after = shrink(where.find())
-    if json:
-        echo_json({"before": before, "after": after})
-    else:
-        narrate(f"{byte_size(before)} → {byte_size(after)}.")
+    before, after = maintenance.vacuum(where.find())
+    sizes = {"before": before, "after": after}
+    answer(json, sizes, f"{byte_size(before)} → {byte_size(after)}.")
 
 
 @app.command()
 def rename(
-    run: RunArgument,
-    name: NameArgument,
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs
+        ),
+    ],
+    name: Annotated[str, typer.Argument(help="The new name; it must not be taken.")],
     json: JsonOption = False,
     *,
     where: StoreOptions,
@@ -187,10 +161,8 @@ def rename(
                 f"A run {name!r} exists already.", hint="Names are unique within a store."
             )
         store.runs.update(found.id, name=name)
-    if json:
-        echo_json({"id": found.id, "name": name, "before": found.name})
-    else:
-        narrate(f"{found.name} is now {name}.")
+    renamed = {"id": found.id, "name": name, "before": found.name}
+    answer(json, renamed, f"{found.name} is now {name}.")
 
 
 @app.command()
@@ -209,8 +181,6 @@ def delete(
     where: StoreOptions,
 ) -> None:
     """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
-    from agentrl_cli.store.maintenance import delete_run, run_folder
-
     done = []
     with where.open(readonly=False) as store:
         found = {item.id: item for item in map(store.runs.get, runs)}
@@ -220,22 +190,19 @@ def delete(
                     f"{item.name} is running (process {item.pid}).",
                     hint="Stop it first, or use --force.",
                 )
-            folder = run_folder(store.path, item) if not keep_files else None
+            folder = maintenance.run_folder(store.path, item) if not keep_files else None
             count = len(store.episodes.ids(run=item.id))
             if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
                 narrate(
                     f"The folder {item.dir} is kept: it is not beside this store, or another store uses it."
                 )
-            what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
-                f", and the folder {folder}" if folder else ""
-            )
+            what = f"{item.name}: {count:,} episodes, {item.step} steps"
+            what += f", and the folder {folder}" if folder else ""
             if not confirm(f"Delete {what}?", yes=yes):
-                narrate(
-                    f"{item.name} was kept."
-                    + ("" if yes else " Without a terminal, --yes confirms.")
-                )
+                hint = "" if yes else " Without a terminal, --yes confirms."
+                narrate(f"{item.name} was kept.{hint}")
                 continue
-            delete_run(store, item, keep_files=keep_files, force=force)
+            maintenance.delete_run(store, item, keep_files=keep_files, force=force)
             done.append({"run": item.name, "episodes": count})
             narrate(f"Deleted {what}. `agentrl db vacuum` frees the space in the store.")
     if json:

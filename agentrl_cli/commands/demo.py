@@ -6,52 +6,45 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agentrl_cli.commands import eval as evaluate
+from agentrl_cli.commands import init, train
 from agentrl_cli.commands.common import echo, narrate, open_project
+from agentrl_cli.commands.dry import PlanOptions
+from agentrl_cli.commands.options import ModelOptions, WorkOptions
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
-
-FolderArgument = Annotated[
-    Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")
-]
-WeakOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--steps", min=1, help="Training steps; default: 80 of code-task, else the pack's."
-    ),
-]
-PackOption = Annotated[
-    str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")
-]
 
 ENOUGH = {"code-task": 80}
 """Steps after which a pack's curve hardly rises: 0.933 of code-task's test split, 0.935 after 200."""
 
 
 def command(
-    folder: FolderArgument = Path("demo"),
-    pack: PackOption = "code-task",
-    steps: StepsOption = None,
-    yes: WeakOption = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")
+    ] = Path("demo"),
+    pack: Annotated[
+        str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")
+    ] = "code-task",
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Training steps; default: 80 of code-task, else the pack's."
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
+    ] = False,
 ) -> None:
     """Learn a tool in minutes, on a CPU and offline: agentrl init, train and eval in one command.
 
     The bundled model learns to run Python; its best checkpoint is then compared with the base model on tasks that it
     never saw. Run again in the same project, it resumes a training that was cut short, else trains once more.
     """
-    from agentrl_cli.commands import eval as evaluate
-    from agentrl_cli.commands import init, train
-    from agentrl_cli.commands.options import ModelOptions, WorkOptions
-
     folder = folder.expanduser()
     if (folder / PROJECT_FILE).is_file():
         narrate(f"{folder} is a project already.")
@@ -67,23 +60,9 @@ def command(
             raise
         steps = steps or ENOUGH.get(pack)
         narrate("The demo continues by itself: it trains, then evaluates.")
-    with _resumable(folder):
-        train.command(
-            steps=steps,
-            planned=train.PlanOptions(),
-            process=train.ProcessOptions(resume=_cut_short(folder)),
-            work=ModelOptions(project=folder),
-        )
-    evaluate.command(
-        models=evaluate.CandidateOptions(checkpoint="best"),
-        attempts=evaluate.AttemptOptions(),
-        work=WorkOptions(project=folder),
-    )
-    _print_next(folder)
-
-
-def _print_next(folder: Path) -> None:
-    """Print where to look next."""
+    _train(folder, steps)
+    models, attempts = evaluate.CandidateOptions(checkpoint="best"), evaluate.AttemptOptions()
+    evaluate.command(models=models, attempts=attempts, work=WorkOptions(project=folder))
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
         (f"cd {folder}", ""),
@@ -95,10 +74,22 @@ def _print_next(folder: Path) -> None:
         echo(f"  {line:27}{what}".rstrip())
 
 
+def _train(folder: Path, steps: int | None) -> None:
+    """Train, or resume; if that fails, name the command that continues it."""
+    work, process = ModelOptions(project=folder), train.ProcessOptions(resume=_cut_short(folder))
+    try:
+        train.command(steps=steps, planned=PlanOptions(), process=process, work=work)
+    except Exception as error:
+        if not isinstance(error, typer.Exit) and (name := _cut_short(folder)):
+            program = shutil.which("agentrl") and "agentrl"
+            program = program or shlex.quote(str(Path(sys.executable).with_name("agentrl")))
+            again = f"cd {shlex.quote(str(folder.resolve()))} && {program} train --resume last"
+            narrate(f"The demo's training {name} was cut short. It continues with: {again}")
+        raise
+
+
 def _cut_short(folder: Path) -> str | None:
-    """Return the name of the project's newest training if it has steps left; None if there is none, or it has done
-    them.
-    """
+    """Return the name of the project's newest training if it has steps left, else None."""
     from agentrl_cli.store import Store
 
     db = open_project(folder).db
@@ -107,20 +98,3 @@ def _cut_short(folder: Path) -> str | None:
     with Store.open(db, readonly=True) as store:
         newest = next((row for row in store.runs.all() if row.kind == "train"), None)
     return None if newest is None or newest.status == "finished" else newest.name
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Name the command that continues a training which fails."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, typer.Exit) and (name := _cut_short(folder)):
-            program = (
-                "agentrl"
-                if shutil.which("agentrl")
-                else str(Path(sys.executable).with_name("agentrl"))
-            )
-            again = f"cd {shlex.quote(str(folder.resolve()))} && {shlex.quote(program)} train --resume last"
-            narrate(f"The demo's training {name} was cut short. It continues with: {again}")
-        raise

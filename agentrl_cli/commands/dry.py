@@ -24,52 +24,55 @@ SURE = 3.0
 """Factor to both sides of the estimated time: speeds of machines and lengths of episodes differ."""
 
 
-DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")
-]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")
-]
-FitOption = Annotated[
-    bool, typer.Option("--fit", help="Change what does not fit into memory, and print the changes.")
-]
-GpuMemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu-memory", metavar="SIZE", help="With --dry-run: plan for a GPU of this size: 8GiB."
-    ),
-]
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        help="Settings for a model and a GPU, over the project's.",
-        autocompletion=completion.presets,
-    ),
-]
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The plan before a training, and whether it begins."""
 
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            help="Settings for a model and a GPU, over the project's.",
+            autocompletion=completion.presets,
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing."),
+    ] = False
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Change what does not fit into memory, and print the changes."),
+    ] = False
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-memory",
+            metavar="SIZE",
+            help="With --dry-run: plan for a GPU of this size: 8GiB.",
+        ),
+    ] = None
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")
+    ] = False
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Resume with changed rows, code or tokenizer; cut groups are replaced.",
+        ),
+    ] = False
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
-    """The plan's options. Raises UsageError for options that exclude each other."""
-
-    preset: str | None = None
-    _: dataclasses.KW_ONLY
-    fit: bool = False
-    gpu_memory: str | None = None
-    dry_run: bool = False
-    resumes: bool = False
-    accept: bool = False
-
-    def __post_init__(self) -> None:
+    def require_consistent(self, *, resumes: bool) -> None:
+        """Raise UsageError for options that exclude each other."""
         given = {"--preset": self.preset, "--fit": self.fit, "--gpu-memory": self.gpu_memory}
-        if self.resumes and any(given.values()):
-            name = next(name for name, value in given.items() if value)
+        name = next((name for name, value in given.items() if value), "")
+        if resumes and name:
             raise UsageError(
                 f"{name} is for a new run: a resumed one keeps its settings.",
                 hint=f"Leave out {name}.",
             )
-        if self.accept and not self.resumes:
+        if self.accept and not resumes:
             raise UsageError(
                 "--accept-changes is for a resume.",
                 hint="agentrl train --resume last --accept-changes",
@@ -93,10 +96,8 @@ class Wanted:
 
         return None if self.gpu_memory is None else parse_memory(self.gpu_memory, "--gpu-memory")
 
-    def fitted(self, context: Context) -> Context:
-        """Return the context with settings that fit, each change printed; unchanged without `--fit`."""
-        if not self.fit:
-            return context
+    def make_fit(self, context: Context) -> Context:
+        """Return the context with settings that fit, each change printed."""
         with data_stdout():
             from agentrl_cli.models.device import quantises
             from agentrl_cli.models.load import model_folder
@@ -106,10 +107,7 @@ class Wanted:
             folder = model_folder(before.model.name, before.model, base=context.project)
             can = self.gpu_memory is not None or quantises(before.model)
             found, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
-        changed = changes(before, found)
-        narrate(
-            f"{'fit':9}  {'; '.join(changed)}" if changed else f"{'fit':9}  nothing has to change"
-        )
+        narrate(f"{'fit':9}  {'; '.join(changes(before, found)) or 'nothing has to change'}")
         if not planned.fits and not self.dry_run:
             raise EnvironmentProblem(
                 "This run does not fit into memory with any setting that --fit changes.",
@@ -118,10 +116,8 @@ class Wanted:
         return dataclasses.replace(context, config=before.replace(**vars(found)))
 
 
-def dry_run(
-    context: Context, wanted: Wanted, *, as_json: bool = False, verbose: bool = False
-) -> None:
-    """Print memory and time, with `verbose` all settings before.
+def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:
+    """Print memory and time, with --verbose all settings before.
 
     Raises EnvironmentProblem, with what to change, if the run will not fit, and as `check_trainable` does if this
     machine cannot train with these settings at all.
@@ -137,26 +133,26 @@ def dry_run(
 
         config = context.config
         check(config.algo)
-        if wanted.gpu_bytes is None:
+        if planned.gpu_bytes is None:
             check_trainable(PolicySettings.of(config), pick_device(config.model.device))
         found = plan(
             config,
             model_folder(config.model.name, config.model, base=context.project),
-            gpu_bytes=wanted.gpu_bytes,
+            gpu_bytes=planned.gpu_bytes,
         )
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
-        elif verbose:
+        elif planned.verbose:
             echo(full_yaml(config).rstrip())
             narrate("")
-    _print_memory(found, verbose)
-    if wanted.gpu_bytes is None:
+    _print_memory(found, planned.verbose)
+    if planned.gpu_bytes is None:
         narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
     prompts, once = _prompts(config, found.row_tokens)
-    if verbose or not once:
+    if planned.verbose or not once:
         narrate(prompts)
     if not found.fits:
-        advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
+        advice = [*([] if planned.fit else ["--fit"]), *found.advice()]
         raise EnvironmentProblem(
             "This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice)
         )
@@ -201,10 +197,8 @@ def _prompts(config: Config, most: int) -> tuple[str, bool]:
         text = f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
         return text, True
     times = min(group, -(-group * after // max(after, most - prompt)))
-    return (
-        f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times",
-        False,
-    )
+    text = f"with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times"
+    return f"{rule}; {text}", False
 
 
 def _report(found: Plan) -> dict[str, Any]:
@@ -212,15 +206,7 @@ def _report(found: Plan) -> dict[str, Any]:
     memory = {
         name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")
     }
-    names = (
-        "parameters",
-        "trainable",
-        "checkpointing",
-        "aside",
-        "row_tokens",
-        "seconds_per_step",
-        "fits",
-    )
+    names = "parameters trainable checkpointing aside row_tokens seconds_per_step fits".split()
     return {"memory": memory, **{name: getattr(found, name) for name in names}}
 
 

@@ -314,14 +314,14 @@ def _print_comparison(found: Comparison, *, alone: bool) -> None:
     one = found.difference
     pair = "" if alone else f"{found.before} to {found.after}: "
     echo(
-        f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {found.n_tasks} tasks;"
+        f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {one.n} tasks;"
         f" {found.gained} tasks gained, {found.lost} lost, McNemar's exact test p = {found.p_value:.3g}"
     )
     if not alone:
         return
     rows = [
-        ["gained" if flip.gained else "lost", flip.task_id, flip.family, "/".join(map(str, flip.before)),
-         "/".join(map(str, flip.after)), flip.before_episode, flip.after_episode]
+        [flip.flip, flip.task_id, flip.family, "/".join(map(str, flip.before)),
+         "/".join(map(str, flip.after)), flip.episode_before, flip.episode_after]
         for flip in found.flips
     ]  # fmt: skip
     if rows:

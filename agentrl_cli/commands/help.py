@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import typer
+
 from agentrl_cli.registry.plugins import offers
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -78,26 +80,9 @@ def with_examples(command: Any, path: str) -> None:
         examples = [known[f"{path} {name}"][0] for name in children][:2]
     if examples:
         command.epilog = "Examples:\n" + "\n".join(f"  {line}" for line in examples)
-    for parameter in command.params:
-        _hide_type(parameter)
-    _with_quiet_help(command)
+    context = typer.Context(command, help_option_names=["-h", "--help"])
+    for parameter in (*command.params, command.get_help_option(context)):
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
     for name, child in children.items():
         with_examples(child, f"{path} {name}")
-
-
-def _hide_type(parameter: Any) -> None:
-    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-        parameter.metavar = ""
-
-
-def _with_quiet_help(command: Any) -> None:
-    """Typer makes the option --help at its first use: hide its type then."""
-    make = command.get_help_option
-
-    def get_help_option(ctx: Any) -> Any:
-        option = make(ctx)
-        if option is not None:
-            _hide_type(option)
-        return option
-
-    command.get_help_option = get_help_option

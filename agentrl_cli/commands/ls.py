@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,11 +17,10 @@ from agentrl_cli.commands.common import JsonOption, echo, echo_json, echo_jsonl,
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import UsageError
+from agentrl_cli.store import Store
+from agentrl_cli.store.queries import Hit, grep, run_query, schema
+from agentrl_cli.store.rows import episode_state
 from agentrl_cli.tui.common.plain_text import harmless, local_time, uses_colour
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-    from agentrl_cli.store.queries import Hit
 
 WIDTH = 160
 """Longest excerpt of a line that --grep prints, in characters."""
@@ -117,7 +116,12 @@ def command(
     """
     format = Format.json if json else format
     if search.schema:
-        return _print_schema(where, json)
+        tables = schema(where.find())
+        if json:
+            return echo_json({name: dict(columns) for _, name, columns in tables})
+        for kind, name, columns in tables:
+            echo(f"{kind} {name}: {', '.join(column for column, _ in columns)}")
+        return None
     if search.sql is not None:
         return _print_sql(where, search, 1000 if limit is None else limit, format)
     with where.open() as store:
@@ -164,8 +168,6 @@ def _print_list(store: Store, what: What, found: list[Any], format: Format) -> N
 
 
 def _episode_lines(store: Store, rows: list[Any]) -> Iterator[list[Any]]:
-    from agentrl_cli.store.rows import episode_state
-
     runs = {item.id: item for item in store.runs.all()}
     for row in rows:
         run = runs.get(row.run_id or "")
@@ -217,21 +219,15 @@ def _print_hits(
     store: Store, where: RunStoreOptions, search: SearchOptions, filter: str, limit: int, json: bool
 ) -> None:
     """Print the lines that match, as they are found."""
-    from agentrl_cli.store.queries import grep
-
     run, count = where.run_id(store), 0
     hits = grep(store, search.grep or "", filter=filter, run=run, role=search.role,
                 ignore_case=search.ignore_case)  # fmt: skip
     if search.ids:  # an episode's hits are consecutive
-        found = list(
-            islice((id for id, _ in groupby(hits, attrgetter("episode_id"))), limit or None)
-        )
+        ids = (id for id, _ in groupby(hits, attrgetter("episode_id")))
+        found = list(islice(ids, limit or None))
         count = len(found)
-        if json:
-            echo_json(found)
-        else:
-            for item in found:
-                echo(item)
+        if json or found:
+            echo_json(found) if json else echo("\n".join(found))
     else:
         for count, hit in enumerate(islice(hits, limit or None), 1):  # noqa: B007
             echo_jsonl([hit]) if json else echo(_excerpt(hit), painted=uses_colour())
@@ -252,8 +248,6 @@ def _excerpt(hit: Hit) -> str:
 
 
 def _print_sql(where: RunStoreOptions, search: SearchOptions, limit: int, format: Format) -> None:
-    from agentrl_cli.store.queries import run_query
-
     try:
         sql = sys.stdin.read() if search.sql == "-" else search.sql or ""
     except UnicodeDecodeError as error:
@@ -271,14 +265,3 @@ def _print_sql(where: RunStoreOptions, search: SearchOptions, limit: int, format
     )
     if len(found) > len(shown):
         narrate(f"The first {limit}; --limit 0 prints all.")
-
-
-def _print_schema(where: RunStoreOptions, json: bool) -> None:
-    from agentrl_cli.store.queries import schema
-
-    found = schema(where.find())
-    if json:
-        echo_json({name: dict(columns) for _, name, columns in found})
-        return
-    for kind, name, columns in found:
-        echo(f"{kind} {name}: {', '.join(column for column, _ in columns)}")

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.main import get_command
 
 from agentrl_cli.commands.common import (
     ConfigOption,
@@ -30,6 +32,8 @@ from agentrl_cli.commands.common import (
     open_project,
 )
 from agentrl_cli.commands.place import find_db
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -151,3 +155,35 @@ def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
     return call
+
+
+_SETTINGS: ContextVar[Mapping[str, Any]] = ContextVar("settings of flags")
+
+
+def plugin_settings() -> Mapping[str, Any]:
+    """Return the settings by dotted key that plugins' options of the running command mean; None: not given."""
+    return _SETTINGS.get({})
+
+
+def add_flags(command: Any, name: str) -> None:
+    """Give a command the options that plugins offer for it."""
+    for path in offers("flags"):
+        if path.startswith(f"{name} "):
+            own = typer.Typer(add_completion=False)
+            own.command()(resolve("flags", {}, path))
+            _add(command, get_command(own))
+
+
+def _add(command: Any, given: Any) -> None:
+    run, names = command.callback, [param.name for param in given.params]
+
+    def callback(**values: Any) -> Any:
+        settings = given.callback(**{name: values.pop(name) for name in names})
+        token = _SETTINGS.set({**plugin_settings(), **settings})
+        try:
+            return run(**values)
+        finally:
+            _SETTINGS.reset(token)
+
+    command.params += given.params
+    command.callback = callback

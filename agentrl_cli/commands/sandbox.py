@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import (
-    ConfigOption,
-    JsonOption,
-    ProjectOption,
-    SetOption,
-    echo,
-    echo_json,
-    narrate,
-    open_project,
-    warn_unsafe,
-)
+from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn_unsafe
+from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +22,6 @@ app = typer.Typer(
     help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True
 )
 
-LevelOption = Annotated[
-    str | None,
-    typer.Option("--level", help="ns, docker, landlock or bare; default: the project's setting."),
-]
-
 
 @app.command()
 def run(
@@ -40,7 +29,12 @@ def run(
         Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")
     ],
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
-    level: LevelOption = None,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            "--level", help="ns, docker, landlock or bare; default: the project's setting."
+        ),
+    ] = None,
     wall: Annotated[float | None, typer.Option(min=0.01, help="Time limit in seconds.")] = None,
     imports: Annotated[str, typer.Option(help="Packages to import ahead of time: numpy,…")] = "",
     files_in: Annotated[
@@ -50,18 +44,18 @@ def run(
         list[str] | None,
         typer.Option("--out", help="A file that the program writes, to copy here; repeatable."),
     ] = None,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    where: SettingsOptions,
 ) -> None:
     """Run a program as the model's code is run: isolated, limited, without network."""
-    import dataclasses
-    import sys
-
-    given = {file.name: _bytes(file) for file in files_in or []}
-    code = sys.stdin.read() if str(file) == "-" else _text(file)
-    settings = _settings(project, config, sets, level)
+    given = {file.name: _read(file) for file in files_in or []}
+    try:
+        code = sys.stdin.read() if str(file) == "-" else _read(file).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} cannot be read: {error}.") from None
+    flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
+    settings = where.open(flags, required=False).config.sandbox
     names = [name.strip() for name in imports.split(",") if name.strip()]
     result, made = asyncio.run(_run(settings, code, bash, wall, names, given, files_out or []))
     if as_json:
@@ -69,26 +63,17 @@ def run(
     else:
         echo(result.text())
         narrate(f"{result.status} in {result.seconds:.3f} s at level {result.level}")
-    missing = [problem for problem in made.values() if isinstance(problem, UsageError)]
     for name, data in made.items():
         if isinstance(data, bytes):
             _save(Path(name), data)
-    if missing:
-        raise missing[0]
+    for problem in made.values():
+        if isinstance(problem, UsageError):
+            raise problem
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} cannot be read: {error}.") from None
-
-
-def _bytes(file: Path) -> bytes:
+def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
@@ -96,24 +81,14 @@ def _bytes(file: Path) -> bytes:
 
 
 def _save(file: Path, data: bytes) -> None:
-    """Writes a file from the sandbox into the current folder, never through a link."""
-    import os
-
+    """Write a file from the sandbox into the current folder, never through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
-        with open(
-            os.open(file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb"
-        ) as out:
+        with open(os.open(file.name, flags, 0o644), "wb") as out:
             out.write(data)
     except OSError as error:
         raise UsageError(f"{file.name} cannot be written: {error.strerror}.") from None
     narrate(f"wrote {file.name}, {len(data)} bytes")
-
-
-def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -> SandboxConfig:
-    """Return the project's sandbox section, or the defaults outside a project; `level` forces that level."""
-    flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
-    context = open_project(project, config=config, sets=sets, flags=flags, required=False)
-    return context.config.sandbox
 
 
 async def _run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,9 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.errors import NotFound
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import RunRow, Store
+from agentrl_cli.reports.export import episode_object
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
 
 
 def command(
@@ -35,8 +35,6 @@ def command(
 
     --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens.
     """
-    from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
-
     with where.open() as store:
         found = _find(store, name, where.run_id(store))
         if isinstance(found, str):
@@ -61,8 +59,6 @@ def command(
 
 def print_episode_json(store: Store, episode_id: str, *, tokens: bool = False) -> None:
     """Print an episode as `agentrl export` writes it."""
-    from agentrl_cli.reports.export import episode_object
-
     episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
     echo_json(episode_object(episode, signals, tokens=tokens))
 

@@ -26,7 +26,7 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
-from agentrl_cli.commands.tables import print_rows
+from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store.display import image_line
 
@@ -52,15 +52,12 @@ def list_(
 
     JSON: [{"name": "run_python", "from": "built-in", "description": "…"}, …]
     """
-    context = open_project(project, None, None, None, required=False)
-    rows = []
-    for name, (origin, tool) in known_tools(context, pack).items():
-        rows.append(
-            {"name": name, "from": origin, "description": tool.schema["function"]["description"]}
-        )
-    if as_json:
-        return echo_json(rows)
-    print_rows(["name", "from", "description"], [list(row.values()) for row in rows])
+    found = known_tools(open_project(project, required=False), pack)
+    rows = [
+        [name, origin, tool.schema["function"]["description"]]
+        for name, (origin, tool) in found.items()
+    ]
+    print_rows(["name", "from", "description"], rows, Format.json if as_json else Format.table)
 
 
 @app.command()
@@ -71,7 +68,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print a tool's schema, limits and examples. JSON: the OpenAI function schema."""
-    context = open_project(project, None, None, None, required=False)
+    context = open_project(project, required=False)
     origin, tool = _find(context, pack, name)
     if as_json:
         echo_json(tool.schema)
@@ -201,9 +198,8 @@ def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, To
     from agentrl_cli.tools import TOOLS, as_tool
 
     if ":" in name:
-        return Path(name.partition(":")[0]).name, as_tool(
-            resolve("tools", TOOLS, name, base=context.project)
-        )
+        tool = as_tool(resolve("tools", TOOLS, name, base=context.project))
+        return Path(name.partition(":")[0]).name, tool
     found = known_tools(context, packs)
     if name not in found:
         raise NotFound.of("tool", name, found)

@@ -15,7 +15,6 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
-    AcceptOption,
     AgentOption,
     Context,
     JsonOption,
@@ -26,17 +25,13 @@ from agentrl_cli.commands.common import (
     warn,
     warn_unsafe,
 )
-from agentrl_cli.commands.dry import (
-    DryOption,
-    FitOption,
-    GpuMemoryOption,
-    PresetOption,
-    VerboseOption,
-    Wanted,
+from agentrl_cli.commands.dry import PlanOptions, print_plan
+from agentrl_cli.commands.options import (
+    ModelOptions,
+    RateOption,
+    StepsOption,
+    plugin_settings,
 )
-from agentrl_cli.commands.dry import dry_run as print_plan
-from agentrl_cli.commands.flags import plugin_settings
-from agentrl_cli.commands.options import ModelOptions, RateOption, StepsOption
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed
 from agentrl_cli.paths import PROJECT_FILE
@@ -47,62 +42,43 @@ if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
     from agentrl_cli.store import RunRow
 
-GroupOption = Annotated[
-    int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")
-]
-LoraOption = Annotated[
-    bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")
-]
-WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Train in a separate process and watch it.")
-]
-DetachOption = Annotated[
-    bool, typer.Option("--detach", help="Train in a separate process and return at once.")
-]
-ResumeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs
-    ),
-]
-IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
-
 INTERRUPTED = ("interrupted", "stopped at once")
 """Errors of a run that Ctrl-C stopped: after its step, and within it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """The plan before a training, and whether it begins."""
-
-    preset: PresetOption = None
-    dry_run: DryOption = False
-    fit: FitOption = False
-    gpu_memory: GpuMemoryOption = None
-    verbose: VerboseOption = False
-    accept: AcceptOption = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
     """The process that trains."""
 
-    watch: WatchOption = False
-    detach: DetachOption = False
-    resume: ResumeOption = None
-    run_id: IdOption = None
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Train in a separate process and watch it.")
+    ] = False
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Train in a separate process and return at once.")
+    ] = False
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            help='Resume a run: its name, id, or "last".',
+            autocompletion=completion.runs,
+        ),
+    ] = None
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")
+    ] = None
     as_json: JsonOption = False
-
-    @property
-    def apart(self) -> bool:
-        return self.watch or self.detach
 
 
 def command(
     steps: StepsOption = None,
     lr: RateOption = None,
-    lora: LoraOption = None,
-    group: GroupOption = None,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")
+    ] = None,
     agent: AgentOption = None,
     *,
     planned: PlanOptions,
@@ -110,6 +86,8 @@ def command(
     work: ModelOptions,
 ) -> None:
     """Train on the local GPU or CPU. Ctrl-C finishes the step and saves, twice stops now; --resume continues."""
+    from agentrl_cli.trainer.resume import hold_training
+
     flags = {
         **{"train.steps": steps, "train.lr": lr, "model.name": work.model},
         "adapter.enabled": lora,
@@ -117,50 +95,24 @@ def command(
         "task.agent": agent,
         **plugin_settings(),
     }
-    wanted = Wanted(
-        planned.preset,
-        fit=planned.fit,
-        gpu_memory=planned.gpu_memory,
-        dry_run=planned.dry_run,
-        resumes=process.resume is not None,
-        accept=planned.accept,
-    )
-    work = dataclasses.replace(work, config=[*wanted.files, *(work.config or [])])
+    planned.require_consistent(resumes=process.resume is not None)
+    work = dataclasses.replace(work, config=[*planned.files, *(work.config or [])])
     context = work.open(flags)
-    if not _joins(context):
-        _train(context, work, flags, wanted, process, verbose=planned.verbose)
-
-
-def _train(
-    context: Context,
-    work: ModelOptions,
-    flags: Mapping[str, Any],
-    wanted: Wanted,
-    process: ProcessOptions,
-    *,
-    verbose: bool,
-) -> None:
-    """Train here or in another process, or print the plan."""
-    from agentrl_cli.trainer.resume import hold_training
-
-    here = not (wanted.dry_run or process.apart)
-    with hold_training(context.db, process.resume, here=here) as run:
+    logs = context.db.parent / "logs"
+    if any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins")):
+        return  # this process was part of a training that another process led, which has ended
+    apart = process.watch or process.detach
+    with hold_training(context.db, process.resume, here=not (planned.dry_run or apart)) as run:
         if run is not None:
             context = _resume_context(context, run, work, flags)
-        elif not process.apart:  # the process that trains chooses
-            context = wanted.fitted(context)
-        if wanted.dry_run:
-            print_plan(context, wanted, as_json=process.as_json, verbose=verbose)
-        elif process.apart:
+        elif planned.fit and not apart:  # the process that trains chooses
+            context = planned.make_fit(context)
+        if planned.dry_run:
+            print_plan(context, planned, as_json=process.as_json)
+        elif apart:
             _train_apart(context, run, process)
         else:
-            _train_here(context, run, process, accept=wanted.accept)
-
-
-def _joins(context: Context) -> bool:
-    """Whether this process was part of a training that another process led, which has ended."""
-    logs = context.db.parent / "logs"
-    return any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins"))
+            _train_here(context, run, process, accept=planned.accept)
 
 
 def _resume_context(
@@ -184,36 +136,11 @@ def _resume_context(
 def _train_here(
     context: Context, resumed: RunRow | None, process: ProcessOptions, *, accept: bool
 ) -> None:
-    """Train in this process and report the result."""
+    """Train in this process, with a line or a bar for each step, and report the result."""
     from agentrl_cli.store import Store
     from agentrl_cli.trainer.resume import restart_after_gpu_fault
 
-    begun: list[str] = []
-    place = (context.project, context.db)
-    restart = restart_after_gpu_fault(*place, begun, as_json=process.as_json, narrate=narrate)
-    with restart, data_stdout():
-        announce_loading()
-        progress = Progress("train", context.config.train.steps, eta=False)
-        with progress if sys.stderr.isatty() else contextlib.nullcontext() as bar:
-            asyncio.run(_run(context, resumed, process, accept, bar, begun))
-        with Store.open(context.db, readonly=True) as store:
-            run = store.runs.get(begun[0])
-        if process.as_json:
-            row = {"run": run.name, "id": run.id, "status": run.status, "step": run.step}
-            echo_jsonl([{"type": "run", **row}])
-    _conclude(context, run)
-
-
-async def _run(
-    context: Context,
-    resumed: RunRow | None,
-    process: ProcessOptions,
-    accept: bool,
-    bar: Progress | None,
-    begun: list[str],
-) -> None:
-    """Train, with a line or a bar for each step; `begun` gets the run's id once it has a row."""
-    from agentrl_cli.runtime import run_training
+    begun: list[str] = []  # the run's id, once it has a row
 
     def begin(runtime: Runtime) -> RunRow:
         row = _begin(runtime, context, resumed, process.run_id or "")
@@ -227,55 +154,73 @@ async def _run(
             bar.done = step - 1  # a resumed training begins further on
             bar.advance()
 
-    try:
-        await run_training(
-            context.config,
-            begin,
-            base=context.project,
-            db=context.db,
-            narrate=narrate,
-            on_step=on_step,
-            accept_changes=accept,
-        )
-    except asyncio.CancelledError:
-        # A second Ctrl-C, or `stop now`: the row has it, and a resume continues from it.
-        if not begun:
-            raise
+    async def train() -> None:
+        from agentrl_cli.runtime import run_training
+
+        try:
+            await run_training(
+                context.config,
+                begin,
+                base=context.project,
+                db=context.db,
+                narrate=narrate,
+                on_step=on_step,
+                accept_changes=accept,
+            )
+        except asyncio.CancelledError:
+            # A second Ctrl-C, or `stop now`: the row has it, and a resume continues from it.
+            if not begun:
+                raise
+
+    place = (context.project, context.db)
+    restart = restart_after_gpu_fault(*place, begun, as_json=process.as_json, narrate=narrate)
+    with restart, data_stdout():
+        announce_loading()
+        progress = Progress("train", context.config.train.steps, eta=False)
+        with progress if sys.stderr.isatty() else contextlib.nullcontext() as bar:
+            asyncio.run(train())
+        with Store.open(context.db, readonly=True) as store:
+            run = store.runs.get(begun[0])
+        if process.as_json:
+            row = {"run": run.name, "id": run.id, "status": run.status, "step": run.step}
+            echo_jsonl([{"type": "run", **row}])
+    _conclude(context, run)
 
 
-def _conclude(context: Context, run: RunRow) -> None:
-    """Print how a training ended and the next command; exits with 130 if Ctrl-C stopped it."""
-    following = _print_verdict(context.db, run.id)
-    if run.status != "stopped":
-        narrate(f"{run.name}: {run.status} at step {run.step}. {following}")
-        return
-    again = f"agentrl train --resume {run.name}"
-    away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
-    if away and (context.project / PROJECT_FILE).is_file():
-        again += f" --project {shlex.quote(str(context.project))}"
-    narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
-    if run.error in INTERRUPTED:
-        raise typer.Exit(130)
+def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
+    """Print the diagnosis of a training that ended, its alerts, and the next command.
 
-
-def _print_verdict(db: Path, run_id: str) -> str:
-    """Print the diagnosis of a training, and how often each alert was raised. Returns the next commands."""
+    Raises RunFailed if one in another process failed; exits with 130 if Ctrl-C stopped the one in this.
+    """
     from agentrl_cli.reports.diagnosis import conclude, diagnose, first_fault
     from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
 
-    with Store.open(db, readonly=True) as store:
-        run = store.runs.get(run_id)
+    again = f"agentrl train --resume {run.name}"
+    away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
+    if away and (context.project / PROJECT_FILE).is_file():
+        again += f" --project {shlex.quote(str(context.project))}"
+    if watched and run.state in ("failed", "interrupted"):
+        text = f"{run.name}: {run.state} at step {run.step}"
+        text += f": {run.error}" if run.error else "."
+        raise RunFailed(text, hint=f"Resume it: {again}")
+    with Store.open(context.db, readonly=True) as store:
         evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
     for sentence in conclude(evidence):
         narrate(sentence)
     if alerts:
         narrate(f"Alerts: {', '.join(alerts)}")
+    if run.status == "stopped":
+        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
+        if run.error in INTERRUPTED and not watched:
+            raise typer.Exit(130)
+        return
     cause = first_fault(diagnose(evidence))
-    if cause is not None and cause.fault:
-        return f"The whole walk: agentrl why {run.name}"
-    return "Next: agentrl eval, agentrl replay best"
+    fault = cause is not None and cause.fault
+    walk = f"The whole walk: agentrl why {run.name}"
+    following = walk if fault else "Next: agentrl eval, agentrl replay best"
+    narrate(f"{run.name}: {run.status} at step {run.step}. {following}")
 
 
 def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) -> RunRow:
@@ -323,22 +268,11 @@ def _train_apart(context: Context, resumed: RunRow | None, process: ProcessOptio
     narrate("Starting the trainer in a separate process …")
     wanted = resumed.id if resumed is not None else run_id
     started = start_training([*arguments, "--run-id", run_id], context.db, wanted, log)
-    name = started.name
     if process.watch:
         watch_run(context.db, started.id)
         with Store.open(context.db, readonly=True) as store:
             run = store.runs.get(started.id)
         if not run.alive:
-            return _report_ended(context.db, run)
+            return _conclude(context, run, watched=True)
+    name = started.name
     narrate(f"{name}: process {started.pid}. Watch it: agentrl watch {name}. Its log: {log}")
-
-
-def _report_ended(db: Path, run: RunRow) -> None:
-    """Print how a watched run ended. Raises RunFailed if it failed."""
-    name = run.name
-    if run.state in ("failed", "interrupted"):
-        text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
-        raise RunFailed(text, hint=f"Resume it: agentrl train --resume {name}")
-    following = _print_verdict(db, run.id)
-    after = following if run.status == "finished" else f"Next: agentrl train --resume {name}"
-    narrate(f"{name}: {run.state} at step {run.step}. {after}")

@@ -11,6 +11,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_jsonl, is_terminal, narrate
 from agentrl_cli.commands.options import StoreOptions
+from agentrl_cli.store import Store
 
 POLL = 1.0
 
@@ -63,22 +64,16 @@ def watch_run(
 
 def _print_steps(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     """Print one line per finished step until the run ends."""
-    from agentrl_cli.store import Store
     from agentrl_cli.tui.watch.panels import step_line
 
     since = 0
     with Store.open(path, readonly=True) as store:
         while True:
-            alive = store.runs.get(
-                run_id
-            ).alive  # before the steps, so that the run's last writes are not missed
+            run = store.runs.get(run_id)  # before the steps: its last writes are not missed
             for row in store.runs.steps(run_id, since):
                 since = int(row["step"]) + 1
-                if as_json:
-                    echo_jsonl([row])
-                else:
-                    echo(step_line(row))
-            if once or not alive:
+                echo_jsonl([row]) if as_json else echo(step_line(row))
+            if once or not run.alive:
                 break
             time.sleep(POLL)
-        narrate(f"run {store.runs.get(run_id).name}: {store.runs.get(run_id).state}")
+        narrate(f"run {run.name}: {store.runs.get(run_id).state}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import itertools
+from typing import Annotated
 
 import typer
 
@@ -10,9 +11,10 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json
 from agentrl_cli.commands.options import StoreOptions
 from agentrl_cli.errors import NotFound
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import RunRow, Store
+from agentrl_cli.reports import diagnosis
+from agentrl_cli.reports.read_evidence import read_evidence
+from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.store import Store
 
 
 def command(
@@ -37,26 +39,26 @@ def command(
     "episode", "line"} or null, "next", "stages": [the same for each stage of the walk]}; of an episode {"episode",
     "outcome", "reasons": [{"name", "evidence", "turn"}]}
     """
-    from agentrl_cli.reports.diagnosis import diagnose, first_fault, report, suggest, summarise
-    from agentrl_cli.reports.diagnosis import stages as walk
-    from agentrl_cli.reports.read_evidence import read_evidence
-
     with where.open() as store:
-        run = _training(store, name)
-        if run is None:
-            return _explain_episode(store, name, json)
+        try:
+            run = store.runs.training(name)
+        except NotFound as nothing:
+            try:
+                episode = store.episodes.resolve(name)
+            except NotFound:
+                raise nothing from None
+            return _explain_episode(store, episode, json)
         evidence = read_evidence(store, run)
-    found = diagnose(evidence)
-    cause, summary, following = first_fault(found), summarise(evidence), suggest(evidence)
-    lines = list(walk(found))
+    found = diagnosis.diagnose(evidence)
+    cause, summary = diagnosis.first_fault(found), diagnosis.summarise(evidence)
+    following, lines = diagnosis.suggest(evidence), list(diagnosis.stages(found))
     if json:
-        finding, stages = report(cause) if cause else None, [report(one) for one in lines]
+        stages = [diagnosis.report(one) for one in lines]
+        finding = diagnosis.report(cause) if cause else None
         rest = {"finding": finding, "next": following, "stages": stages}
         return echo_json({"run": run.name, "summary": summary, **rest})
     echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
-    for one in lines[
-        : len(lines) if cause is None else [x.stage for x in lines].index(cause.stage)
-    ]:
+    for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
         echo(f"  {one.stage:<10}  ok")
     if cause is not None:
         echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
@@ -64,31 +66,16 @@ def command(
         echo(f"No fault was found. {following}".rstrip())
 
 
-def _training(store: Store, name: str) -> RunRow | None:
-    """Return a training by its name; None if the name is an episode's. Raises NotFound if it is neither."""
-    try:
-        return store.runs.training(name)
-    except NotFound as nothing:
-        try:
-            store.episodes.resolve(name)
-        except NotFound:
-            raise nothing from None
-        return None
-
-
-def _explain_episode(store: Store, name: str, json: bool) -> None:
-    from agentrl_cli.rollout.flags import find_flags
-
-    episode = store.episodes.get(store.episodes.resolve(name))
+def _explain_episode(store: Store, id: str, json: bool) -> None:
+    episode = store.episodes.get(id)
     flags = find_flags(episode)
     if json:
         reasons = [{"name": f.name, "evidence": f.evidence, "turn": f.turn} for f in flags]
         return echo_json({"episode": episode.id, "outcome": episode.outcome, "reasons": reasons})
     echo(f"{episode.id}: {episode.outcome}{f', {episode.error}' if episode.error else ''}")
     for flag in flags:
-        echo(
-            f"  {flag.evidence} ({flag.name}{f', turn {flag.turn}' if flag.turn is not None else ''})"
-        )
+        turn = f", turn {flag.turn}" if flag.turn is not None else ""
+        echo(f"  {flag.evidence} ({flag.name}{turn})")
     parts = [
         f"{p.name} {p.value:g}{f' ({p.detail})' if p.detail else ''}" for p in episode.reward_parts
     ]

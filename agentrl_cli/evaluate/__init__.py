@@ -12,12 +12,9 @@ from agentrl_cli.evaluate.result import (
     Attempt,
     Comparison,
     EvalResult,
-    Flip,
     Score,
-    by_task,
     compare,
     score,
-    solves,
 )
 from agentrl_cli.evaluate.run import (
     HELDOUT,
@@ -36,10 +33,8 @@ __all__ = [
     "Comparison",
     "Estimate",
     "EvalResult",
-    "Flip",
     "Score",
     "Settings",
-    "by_task",
     "compare",
     "difference",
     "estimate",
@@ -50,7 +45,6 @@ __all__ = [
     "pass_at_k",
     "pick_tasks",
     "score",
-    "solves",
     "spread",
     "wilson",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,6 @@ class Attempt:
     outcome: Outcome
     reward: float | None
     """None if not graded: a prompt that is too long counts as unsolved, but has no reward."""
-    primary: float | None
     n_calls: int
     n_tool_errors: int
     n_tokens: int
@@ -57,7 +56,6 @@ class Attempt:
             episode.id,
             Outcome(episode.outcome or Outcome.CANCELLED),
             episode.reward,
-            episode.primary,
             episode.tool_calls,
             episode.tool_errors,
             episode.trained_tokens,
@@ -65,18 +63,17 @@ class Attempt:
         )
 
     @classmethod
-    def of_row(cls, row: EpisodeRow, task: Task) -> Attempt:
+    def of_row(cls, row: EpisodeRow) -> Attempt:
         """Return the attempt of a finished episode's list row."""
         return cls(
-            task.id,
-            task.pack,
-            task.family,
-            task.split,
+            row.task_id,
+            row.pack,
+            row.family,
+            row.split,
             row.sample,
             row.id,
             Outcome(row.outcome or Outcome.CANCELLED),
             row.reward,
-            row.primary_score,
             row.n_calls,
             row.n_tool_errors,
             row.n_model_tokens,
@@ -113,7 +110,7 @@ def score(attempts: Iterable[Attempt], k: int) -> Score:
     """Return the numbers of some attempts, pass@1 to pass@k."""
     attempts = list(attempts)
     graded = [attempt for attempt in attempts if attempt.graded]
-    tasks = by_task(graded)
+    tasks = _by_task(graded)
     counts = [(len(group), sum(attempt.solved for attempt in group)) for group in tasks.values()]
     pass_at = {}
     for at in range(1, k + 1):
@@ -175,41 +172,36 @@ class EvalResult:
     def families(self, split: str) -> dict[str, Score]:
         """Family → its numbers; `pack/family` with several packs."""
         several = len({attempt.pack for attempt in self.attempts}) > 1
-        groups: dict[str, list[Attempt]] = {}
-        for attempt in self.of(split):
-            label = f"{attempt.pack}/{attempt.family}" if several else attempt.family
-            groups.setdefault(label, []).append(attempt)
-        return {label: score(group, self.k) for label, group in groups.items()}
+        return self._group(split, lambda a: f"{a.pack}/{a.family}" if several else a.family)
 
     def packs(self, split: str) -> dict[str, Score]:
         """Pack → its numbers; empty with one pack."""
-        names = dict.fromkeys(attempt.pack for attempt in self.attempts)
-        if len(names) < 2:
-            return {}
-        groups = {
-            name: [attempt for attempt in self.of(split) if attempt.pack == name] for name in names
-        }
-        return {name: score(group, self.k) for name, group in groups.items() if group}
+        several = len({attempt.pack for attempt in self.attempts}) > 1
+        return self._group(split, lambda a: a.pack) if several else {}
+
+    def _group(self, split: str, label: Callable[[Attempt], str]) -> dict[str, Score]:
+        groups: dict[str, list[Attempt]] = {}
+        for attempt in self.of(split):
+            groups.setdefault(label(attempt), []).append(attempt)
+        return {name: score(group, self.k) for name, group in groups.items()}
 
     @property
     def metrics(self) -> dict[str, float]:
         """Flat numbers: the first split's under plain names, others' under `<split>/`."""
         found: dict[str, float] = {}
         for split, numbers in self.scores.items():
+            plain = {f"pass@{at}": one.value for at, one in numbers.pass_at.items()}
+            plain |= {
+                "reward": numbers.reward,
+                "tool_call_rate": numbers.tool_call_rate,
+                "tool_error_rate": numbers.tool_error_rate,
+                "completions/mean_length": numbers.tokens,
+                "errors": float(sum(numbers.errors.values())),
+            }
+            plain |= {f"family/{name}": x.pass_rate for name, x in self.families(split).items()}
+            plain |= {f"pack/{name}": x.pass_rate for name, x in self.packs(split).items()}
             prefix = "" if split == self.splits[0] else f"{split}/"
-            found |= {f"{prefix}pass@{at}": one.value for at, one in numbers.pass_at.items()}
-            found[f"{prefix}reward"] = numbers.reward
-            found[f"{prefix}tool_call_rate"] = numbers.tool_call_rate
-            found[f"{prefix}tool_error_rate"] = numbers.tool_error_rate
-            found[f"{prefix}completions/mean_length"] = numbers.tokens
-            found[f"{prefix}errors"] = float(sum(numbers.errors.values()))
-            found |= {
-                f"{prefix}family/{name}": one.pass_rate
-                for name, one in self.families(split).items()
-            }
-            found |= {
-                f"{prefix}pack/{name}": one.pass_rate for name, one in self.packs(split).items()
-            }
+            found |= {f"{prefix}{name}": value for name, value in plain.items()}
         return found
 
     def row(self) -> EvalRow:
@@ -250,113 +242,135 @@ class EvalResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
-    """A task that one policy solves and the other does not, with an episode of each to look at."""
+class TaskPair:
+    """A task in two sets of attempts: (solved, attempts), the mean reward and an episode to look at, of each."""
 
     task_id: str
     family: str
-    gained: bool
     before: tuple[int, int]
-    """(solved, attempts)"""
     after: tuple[int, int]
-    before_episode: str
-    """A solved one of the policy that solves the task, an unsolved one of the other."""
-    after_episode: str
+    reward_before: float
+    reward_after: float
+    episode_before: str
+    """It shows the verdict: a solved one if most of the attempts are, else an unsolved one."""
+    episode_after: str
+
+    @property
+    def flip(self) -> str:
+        """`gained`, `lost` or nothing: a task is solved if more than half of its attempts are.
+
+        One verdict per task makes the pairs independent, as McNemar's test requires, and varies less than the first
+        attempt alone. A tie is unsolved, for both.
+        """
+        was, now = (2 * solved > attempts for solved, attempts in (self.before, self.after))
+        return "" if was == now else "gained" if now else "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two policies on the same tasks. `difference` is of pass@1, after − before."""
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Two sets of attempts on the tasks that both have."""
+
+    tasks: tuple[TaskPair, ...]
+
+    @cached_property
+    def difference(self) -> Estimate:
+        """The difference of the share solved (pass@1), after − before."""
+        shares, sizes = [], []
+        for counts in ([t.before for t in self.tasks], [t.after for t in self.tasks]):
+            shares.append([solved / attempts for solved, attempts in counts])
+            sizes.append(sum(attempts for _, attempts in counts))
+        return difference(shares[0], shares[1], (sizes[0], sizes[1]))
+
+    @property
+    def gained(self) -> int:
+        return sum(task.flip == "gained" for task in self.tasks)
+
+    @property
+    def lost(self) -> int:
+        return sum(task.flip == "lost" for task in self.tasks)
+
+    @property
+    def p_value(self) -> float:
+        """McNemar's exact two-sided test over gained and lost tasks."""
+        return mcnemar(self.gained, self.lost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Paired):
+    """Two policies on the tasks of a split that both have graded attempts at."""
 
     split: str
     before: str
     after: str
-    n_tasks: int
-    difference: Estimate
-    gained: int
-    lost: int
-    p_value: float
-    """McNemar's exact two-sided test over gained and lost tasks."""
-    flips: tuple[Flip, ...]
+
+    @cached_property
+    def flips(self) -> list[TaskPair]:
+        """The tasks that one solves and the other does not, gained first, larger changes first."""
+
+        def change(task: TaskPair) -> float:
+            return abs(task.after[0] / task.after[1] - task.before[0] / task.before[1])
+
+        flipped = [task for task in self.tasks if task.flip]
+        return sorted(flipped, key=lambda task: (task.flip, -change(task), task.task_id))
 
     def report(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "split": self.split,
             "before": self.before,
             "after": self.after,
-            "n_tasks": self.n_tasks,
+            "n_tasks": len(self.tasks),
             "difference": _values(self.difference),
             "gained": self.gained,
             "lost": self.lost,
             "p_value": self.p_value,
             "flips": [
-                {name: getattr(flip, name) for name in Flip.__slots__} for flip in self.flips
+                {
+                    "task_id": task.task_id,
+                    "family": task.family,
+                    "gained": task.flip == "gained",
+                    "before": task.before,
+                    "after": task.after,
+                    "before_episode": task.episode_before,
+                    "after_episode": task.episode_after,
+                }
+                for task in self.flips
             ],
         }
 
 
 def compare(before: EvalResult, after: EvalResult, split: str) -> Comparison:
-    """Compare two evaluations on the tasks of a split that both have graded attempts at.
-
-    A task counts as solved if more than half of its graded attempts are: one verdict per task makes the pairs
-    independent, as McNemar's test requires, and varies less than the first attempt alone. A tie is unsolved, for both.
-    Flips are sorted: gained first, larger changes first.
-    """
-    one, two = (by_task(a for a in result.of(split) if a.graded) for result in (before, after))
-    common = [task for task in one if task in two]
-    rates = [[_rate(groups[task]) for task in common] for groups in (one, two)]
-    sizes = [sum(len(groups[task]) for task in common) for groups in (one, two)]
-    flips = [
-        _flip(one[task], two[task]) for task in common if solves(one[task]) != solves(two[task])
-    ]
-    gained = sum(flip.gained for flip in flips)
-    return Comparison(
-        split=split,
-        before=before.name,
-        after=after.name,
-        n_tasks=len(common),
-        difference=difference(rates[0], rates[1], (sizes[0], sizes[1])),
-        gained=gained,
-        lost=len(flips) - gained,
-        p_value=mcnemar(gained, len(flips) - gained),
-        flips=tuple(sorted(flips, key=_by_change)),
-    )
+    """Compare two evaluations on a split."""
+    tasks = pair_tasks(before.of(split), after.of(split))
+    return Comparison(tasks=tasks, split=split, before=before.name, after=after.name)
 
 
-def by_task(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
-    """Attempts by task id, in order."""
-    groups: dict[str, list[Attempt]] = {}
+def pair_tasks(before: Iterable[Attempt], after: Iterable[Attempt]) -> tuple[TaskPair, ...]:
+    """Pair two sets of attempts by task; tasks that one of them has no graded attempts at are left out."""
+    one, two = (_by_task(a for a in attempts if a.graded) for attempts in (before, after))
+    pairs = []
+    for key in (key for key in one if key in two):
+        (was, reward_before, shown_before), (now, reward_after, shown_after) = (
+            _summarise(groups[key]) for groups in (one, two)
+        )
+        rewards, shown = (reward_before, reward_after), (shown_before, shown_after)
+        pairs.append(TaskPair(key[1], one[key][0].family, was, now, *rewards, *shown))
+    return tuple(pairs)
+
+
+def _summarise(attempts: Sequence[Attempt]) -> tuple[tuple[int, int], float, str]:
+    """Return (solved, attempts), the mean reward, and an episode that shows the verdict."""
+    solved = sum(attempt.solved for attempt in attempts)
+    most = 2 * solved > len(attempts)
+    shown = next(attempt.episode_id for attempt in attempts if attempt.solved is most)
+    return (solved, len(attempts)), _mean([a.reward or 0.0 for a in attempts]), shown
+
+
+def _by_task(attempts: Iterable[Attempt]) -> dict[tuple[str, str], list[Attempt]]:
+    groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
-        groups.setdefault(attempt.task_id, []).append(attempt)
+        groups.setdefault((attempt.pack, attempt.task_id), []).append(attempt)
     return groups
-
-
-def solves(attempts: Sequence[Attempt]) -> bool:
-    """Whether more than half of the attempts at a task solved it."""
-    return 2 * sum(attempt.solved for attempt in attempts) > len(attempts)
-
-
-def _flip(before: Sequence[Attempt], after: Sequence[Attempt]) -> Flip:
-    gained = solves(after)
-    return Flip(
-        task_id=before[0].task_id,
-        family=before[0].family,
-        gained=gained,
-        before=(sum(a.solved for a in before), len(before)),
-        after=(sum(a.solved for a in after), len(after)),
-        before_episode=next(a.episode_id for a in before if a.solved is not gained),
-        after_episode=next(a.episode_id for a in after if a.solved is gained),
-    )
-
-
-def _by_change(flip: Flip) -> tuple[bool, float, str]:
-    change = abs(flip.after[0] / flip.after[1] - flip.before[0] / flip.before[1])
-    return not flip.gained, -change, flip.task_id
-
-
-def _rate(attempts: Sequence[Attempt]) -> float:
-    return sum(attempt.solved for attempt in attempts) / len(attempts)
 
 
 def _mean(values: Sequence[float]) -> float:

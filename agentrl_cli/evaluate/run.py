@@ -266,7 +266,7 @@ def _load_stored(
             and row.outcome is not None
             and not row.outcome.is_error
         ):
-            found[job.task.id, job.sample] = Attempt.of_row(row, job.task)
+            found[job.task.id, job.sample] = Attempt.of_row(row)
     return found
 
 

@@ -11,6 +11,7 @@ To add one: a subclass of `Logger` here and a line in LOGGERS (hooks/__init__.py
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -20,7 +21,6 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,7 @@ class Logger(Hook):
 
     name = "logger"
     library = ""
-    """The module that must be installed."""
-    extra = ""
-    """The extra of agentrl-cli that installs it."""
+    """The module that must be installed; an extra of agentrl-cli has its name."""
     patience = PATIENCE
     """Seconds that the end of a run waits for one job; a logger that finishes jobs is waited for."""
 
@@ -49,13 +47,12 @@ class Logger(Hook):
         if self.library and importlib.util.find_spec(self.library) is None:
             raise EnvironmentProblem(
                 f"The logger {self.name} needs {self.library}, which is not installed.",
-                hint=f"pip install 'agentrl-cli[{self.extra}]', or remove {self.name} from `loggers`.",
+                hint=f"pip install 'agentrl-cli[{self.library}]', or remove {self.name} from `loggers`.",
             )
         self.failed = ""
         """The first error, or ""."""
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._open = False
         self._progress = threading.Event()
 
     # For subclasses
@@ -72,27 +69,24 @@ class Logger(Hook):
     # Events
 
     def on_run_start(self, run: Any) -> None:
-        if self._thread is not None or run is None:
-            return
-        self._thread = threading.Thread(target=self._work, name=f"agentrl-{self.name}", daemon=True)
-        self._thread.start()
-
-        def begin() -> None:
-            self.open(run)
-            self._open = True
-
-        self._jobs.put(begin)
+        if self._thread is None and run is not None:
+            name = f"agentrl-{self.name}"
+            self._thread = threading.Thread(target=self._work, args=(run,), name=name, daemon=True)
+            self._thread.start()
 
     def on_update(self, metrics: Mapping[str, float], step: int) -> None:
-        self._write(finite(metrics), step)
+        self._put(finite(metrics), step)
 
     def on_eval(self, result: Any, step: int) -> None:
-        self._write(finite(eval_metrics(result)), step)
+        numbers = {"eval/solved": result.pass_rate}
+        for split, found in result.report()["splits"].items():
+            numbers |= {f"eval/{split}/{name}": value for name, value in found.items()}
+        self._put(finite(numbers), step)
 
     def on_run_end(self, run: Any, error: BaseException | None) -> None:
         if self._thread is None:
             return
-        self._later(lambda: self.close(error))
+        self._jobs.put(lambda: self.close(error))
         self._jobs.put(None)
         while self._thread.is_alive() and self._progress.wait(self.patience):
             self._progress.clear()
@@ -105,21 +99,26 @@ class Logger(Hook):
             self._report(TimeoutError(f"{text}; `logger_seconds` sets the limit"))
         self._thread = None
 
-    def _write(self, metrics: Mapping[str, float], step: int) -> None:
+    def _put(self, metrics: Mapping[str, float], step: int) -> None:
         if metrics and self._thread is not None:
-            self._later(lambda: self.write(metrics, step))
+            self._jobs.put(lambda: self.write(metrics, step))
 
-    def _later(self, job: Callable[[], None]) -> None:
-        self._jobs.put(lambda: job() if self._open else None)  # skipped if `open` failed
-
-    def _work(self) -> None:
+    def _work(self, run: Any) -> None:
+        opened = self._attempt(lambda: self.open(run))
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - a logger's error never ends the run; it is logged once
-                self._report(error)
+            if opened:
+                self._attempt(job)
             self._progress.set()
         self._progress.set()
+
+    def _attempt(self, job: Callable[[], None]) -> bool:
+        """Whether a job succeeds; its error is reported."""
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - a logger's error never ends the run; it is logged once
+            self._report(error)
+            return False
+        return True
 
     def _report(self, error: Exception) -> None:
         if not self.failed:
@@ -141,15 +140,6 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def eval_metrics(result: Any) -> dict[str, float]:
-    """Return `eval/solved`, and by split the plain numbers of an evaluation's report."""
-    found: dict[str, Any] = {"eval/solved": getattr(result, "pass_rate", None)}
-    report = result.report() if hasattr(result, "report") else {}
-    for split, numbers in report.get("splits", {}).items():
-        found |= {f"eval/{split}/{name}": value for name, value in numbers.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested configuration under dotted keys."""
     out: dict[str, Any] = {}
@@ -159,28 +149,19 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _event_writer(folder: str, purge_step: int | None) -> Any:
-    """Return torch's writer of TensorBoard's event files; a training has imported torch already."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    make: Any = SummaryWriter
-    return make(folder, purge_step=purge_step)
-
-
 class TensorBoard(Logger):
     """Event files in `tensorboard/` of the run's folder: `tensorboard --logdir runs`."""
 
-    name, library, extra = "tensorboard", "tensorboard", "tensorboard"
+    name = library = "tensorboard"
 
     def open(self, run: Any) -> None:
-        # A resume rewrites the steps from its own on.
-        step = int(run.step)
-        self.writer: Any = _event_writer(
+        make = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        step = int(run.step)  # a resume rewrites the steps from its own on
+        self.writer = make(
             str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None
         )
-        self.writer.add_text(
-            "config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items())
-        )
+        lines = [f"    {key}: {value}" for key, value in flat(run.config).items()]
+        self.writer.add_text("config", "\n".join(lines))
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -193,19 +174,16 @@ class TensorBoard(Logger):
 class Wandb(Logger):
     """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
 
-    name, library, extra = "wandb", "wandb", "wandb"
+    name = library = "wandb"
 
     def open(self, run: Any) -> None:
-        import wandb
+        project = os.environ.get(f"{self.name.upper()}_PROJECT", "agentrl")
+        init = importlib.import_module(self.library).init
+        self.run = init(project=project, name=run.name, resume="allow", **self.describe(run))
 
-        self.run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "agentrl"),
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            dir=run.dir,
-            config=dict(run.config),
-        )
+    def describe(self, run: Any) -> dict[str, Any]:
+        """Return what this library wants of a run besides its name."""
+        return {"id": run.id, "dir": run.dir, "config": dict(run.config)}
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(dict(metrics), step=step)
@@ -214,23 +192,13 @@ class Wandb(Logger):
         self.run.finish(exit_code=0 if error is None else 1)
 
 
-class Trackio(Logger):
+class Trackio(Wandb):
     """trackio, which stores its numbers locally: `trackio show`. The project is TRACKIO_PROJECT or "agentrl"."""
 
-    name, library, extra = "trackio", "trackio", "trackio"
+    name = library = "trackio"
 
-    def open(self, run: Any) -> None:
-        import trackio
-
-        self.run: Any = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "agentrl"),
-            name=run.name,
-            resume="allow",
-            config=flat(run.config),
-        )
-
-    def write(self, metrics: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(metrics), step=step)
+    def describe(self, run: Any) -> dict[str, Any]:
+        return {"config": flat(run.config)}
 
     def close(self, error: BaseException | None) -> None:
         self.run.finish()
@@ -242,7 +210,7 @@ class MLflow(Logger):
     Without a server the numbers go into `mlruns/` beside the run's folder.
     """
 
-    name, library, extra = "mlflow", "mlflow", "mlflow"
+    name = library = "mlflow"
 
     def open(self, run: Any) -> None:
         from mlflow.tracking import MlflowClient
@@ -290,7 +258,7 @@ class JsonlLogger(Hook):
         self._write({"step": step, **metrics})
 
     def on_eval(self, result: Any, step: int) -> None:
-        self._write({"step": step, "eval": _fields(result)})
+        self._write({"step": step, "eval": result.report()})
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.path is None:
@@ -301,15 +269,3 @@ class JsonlLogger(Hook):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain, default=str, ensure_ascii=False) + "\n")
-
-
-def _fields(result: Any) -> Mapping[str, Any]:
-    """Return an EvalResult's summary (its fields hold every attempt), the fields of another dataclass, else a text."""
-    if hasattr(result, "report"):
-        report: Mapping[str, Any] = result.report()
-        return report
-    return (
-        asdict(result)
-        if is_dataclass(result) and not isinstance(result, type)
-        else {"result": str(result)}
-    )

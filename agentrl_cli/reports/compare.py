@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
+from agentrl_cli.evaluate.result import Attempt, Paired, TaskPair, pair_tasks
+from agentrl_cli.hooks.loggers import flat
+from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
 
 METRICS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "reward/mean", "train/reward"),
@@ -46,57 +47,26 @@ LAST = 10
 """Steps over which a metric is averaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLine:
-    """One task in both runs: (solved, attempts), mean reward, an episode of each to look at."""
-
-    task_id: str
-    family: str
-    before: tuple[int, int]
-    after: tuple[int, int]
-    reward_before: float
-    reward_after: float
-    episode_before: str
-    episode_after: str
-
-    @property
-    def flip(self) -> str:
-        """`gained`, `lost` or nothing: solved is more than half of the attempts."""
-        was, now = 2 * self.before[0] > self.before[1], 2 * self.after[0] > self.after[1]
-        return "" if was == now else "gained" if now else "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class RunComparison:
-    """Everything about two runs. `tasks` come from `source`: evaluations where both have some."""
+@dataclass(frozen=True, kw_only=True)
+class RunComparison(Paired):
+    """Everything about two runs; `tasks`: flips first, lost before gained."""
 
     before: RunRow
     after: RunRow
-    metrics: tuple[tuple[str, float | None, float | None], ...]
+    metrics: Sequence[tuple[str, float | None, float | None]]
     """(name, mean of the last steps before, after)"""
-    settings: tuple[tuple[str, Any, Any], ...]
+    settings: Sequence[tuple[str, Any, Any]]
     """(dotted key, before, after) of every setting that differs."""
-    evals: tuple[tuple[str, EvalRow | None, EvalRow | None], ...]
-    """(split and place, before, after): the newest of each."""
+    evals: Sequence[tuple[str, EvalRow | None, EvalRow | None]]
+    """(split and place, before, after): the newest of each, and the best."""
     source: str
-    tasks: tuple[TaskLine, ...]
-    difference: tuple[float, float, float] | None
-    """Difference of the share solved, after − before, with its 95 % interval."""
-    p_value: float | None
-    """McNemar's exact test over gained and lost tasks."""
+    """The attempts at the tasks: those of evaluations if both have some."""
     curves: tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...]]
     """(step, reward) of both."""
 
-    @property
-    def gained(self) -> int:
-        return sum(line.flip == "gained" for line in self.tasks)
-
-    @property
-    def lost(self) -> int:
-        return sum(line.flip == "lost" for line in self.tasks)
-
     def report(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
+        one = self.difference
         return {
             "before": self.before.name,
             "after": self.after.name,
@@ -104,41 +74,37 @@ class RunComparison:
             "settings": {name: {"before": one, "after": two} for name, one, two in self.settings},
             "evals": {name: {"before": _eval(one), "after": _eval(two)} for name, one, two in self.evals},
             "tasks_from": self.source,
-            "difference": None if self.difference is None else dict(
-                zip(("value", "low", "high"), self.difference, strict=True)
-            ),
-            "p_value": self.p_value,
+            "difference": {"value": one.value, "low": one.low, "high": one.high} if self.tasks else None,
+            "p_value": self.p_value if self.tasks else None,
             "gained": self.gained,
             "lost": self.lost,
-            "tasks": [
-                {**{name: getattr(line, name) for name in TaskLine.__slots__}, "flip": line.flip}
-                for line in self.tasks
-            ],
+            "tasks": [{**asdict(task), "flip": task.flip} for task in self.tasks],
         }  # fmt: skip
 
 
 def compare_runs(store: Store, before: str, after: str) -> RunComparison:
     """Compare two runs, given as `store.run` takes them. Raises NotFound."""
-    one, two = store.runs.get(before), store.runs.get(after)
-    steps = [store.runs.steps(run.id) for run in (one, two)]
-    source, (rows_one, rows_two) = _attempts(store, one, two)
-    tasks = _tasks(rows_one, rows_two)
-    difference, p_value = _statistics(tasks)
+    runs = [store.runs.get(before), store.runs.get(after)]
+    steps = [store.runs.steps(run.id) for run in runs]
+    a, b = (flat(run.config) for run in runs)
+    settings = ((key, a.get(key), b.get(key)) for key in sorted({*a, *b}))
+    source, attempts = "evaluations", [_eval_attempts(store, run) for run in runs]
+    if not all(attempts):
+        source = "all attempts"
+        attempts = [_read_graded(store, "-kind:whatif -kind:chat", run.id) for run in runs]
     return RunComparison(
-        one,
-        two,
-        _metrics(steps[0], steps[1]),
-        _settings(one.config, two.config),
-        _evals(all_evals(store, one), all_evals(store, two)),
-        source,
-        tasks,
-        difference,
-        p_value,
-        (_curve(steps[0]), _curve(steps[1])),
+        before=runs[0],
+        after=runs[1],
+        metrics=_metrics(*steps),
+        settings=[row for row in settings if row[1] != row[2]],
+        evals=_evals(*(all_evals(store, run) for run in runs)),
+        source=source,
+        tasks=_pair_rows(*attempts),
+        curves=(_curve(steps[0]), _curve(steps[1])),
     )
 
 
-def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskLine, ...]]:
+def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskPair, ...]]:
     """Return (first, last, tasks): the oldest against the newest evaluation of a run with tasks in common, flips first.
 
     Empty texts and no tasks if it has fewer than two.
@@ -151,7 +117,7 @@ def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskLine, ...]]:
     newest = sorted(found, key=lambda key: min(row.started for row in found[key]))
     for split in dict.fromkeys(split for split, _ in reversed(newest)):
         own = [key for key in newest if key[0] == split]
-        tasks = _tasks(found[own[0]], found[own[-1]]) if len(own) > 1 else ()
+        tasks = _pair_rows(found[own[0]], found[own[-1]]) if len(own) > 1 else ()
         if tasks:
             return own[0][1], own[-1][1], tasks
     return "", "", ()
@@ -181,22 +147,6 @@ def _metrics(
         return sum(values) / len(values) if values else None
 
     return tuple((name, mean(one, name), mean(two, name)) for name in names)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted keys."""
-    out: dict[str, Any] = {}
-    for name, value in config.items():
-        nested = isinstance(value, Mapping) and value
-        out |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return out
-
-
-def _settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
-    """Return the settings that differ; None where a run has not that key."""
-    a, b = flatten(one), flatten(two)
-    pairs = ((key, a.get(key), b.get(key)) for key in sorted({*a, *b}))
-    return tuple(pair for pair in pairs if pair[1] != pair[2])
 
 
 def _evaluations(store: Store, run: RunRow) -> list[RunRow]:
@@ -231,17 +181,6 @@ def _eval(row: EvalRow | None) -> dict[str, Any] | None:
     return None if row is None else {name: getattr(row, name) for name in names}
 
 
-def _attempts(
-    store: Store, one: RunRow, two: RunRow
-) -> tuple[str, tuple[list[EpisodeRow], list[EpisodeRow]]]:
-    """Return the graded attempts to compare task by task: of evaluations where both have some, else of the runs."""
-    evals = [_eval_attempts(store, run) for run in (one, two)]
-    if evals[0] and evals[1]:
-        return "evaluations", (evals[0], evals[1])
-    own = [_read_graded(store, "-kind:whatif -kind:chat", run.id) for run in (one, two)]
-    return "all attempts", (own[0], own[1])
-
-
 def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
     for other in [*_evaluations(store, run)[::-1], run]:
         rows = _read_graded(store, "kind:eval", other.id)
@@ -258,61 +197,12 @@ def _read_graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
     return [row for row in rows if row.outcome is not None and not row.outcome.is_error]
 
 
-def _tasks(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskLine, ...]:
+def _pair_rows(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskPair, ...]:
     """Return the tasks that both attempted; flips first, lost before gained."""
-    groups: tuple[dict[tuple[str, str], list[EpisodeRow]], ...] = ({}, {})
-    for group, rows in zip(groups, (one, two), strict=True):
-        for row in rows:
-            group.setdefault((row.pack, row.task_id), []).append(row)
-    lines = []
-    for key in groups[0].keys() & groups[1].keys():
-        (won, reward, example), (won_after, reward_after, example_after) = (
-            _summarise(group[key]) for group in groups
-        )
-        line = TaskLine(
-            key[1],
-            groups[0][key][0].family,
-            won,
-            won_after,
-            reward,
-            reward_after,
-            example,
-            example_after,
-        )
-        lines.append(line)
     order = ("lost", "gained", "")
-    return tuple(
-        sorted(
-            lines,
-            key=lambda line: (
-                order.index(line.flip),
-                line.reward_after - line.reward_before,
-                line.task_id,
-            ),
-        )
-    )
 
+    def rank(task: TaskPair) -> tuple[int, float, str]:
+        change = task.reward_after - task.reward_before
+        return order.index(task.flip), change, task.task_id
 
-def _summarise(rows: list[EpisodeRow]) -> tuple[tuple[int, int], float, str]:
-    """Return (solved, attempts), the mean reward, and an episode that shows the verdict: a solved one if most are."""
-    solved = sum(row.outcome == "solved" for row in rows)
-    most = 2 * solved > len(rows)
-    example = next(row.id for row in rows if (row.outcome == "solved") is most)
-    return (solved, len(rows)), sum(row.reward or 0.0 for row in rows) / len(rows), example
-
-
-def _statistics(
-    tasks: tuple[TaskLine, ...],
-) -> tuple[tuple[float, float, float] | None, float | None]:
-    from agentrl_cli.evaluate.stats import difference, mcnemar
-
-    if not tasks:
-        return None, None
-    rates = [
-        [line.before[0] / line.before[1] for line in tasks],
-        [line.after[0] / line.after[1] for line in tasks],
-    ]
-    sizes = (sum(line.before[1] for line in tasks), sum(line.after[1] for line in tasks))
-    found = difference(rates[0], rates[1], sizes)
-    gained, lost = (sum(line.flip == name for line in tasks) for name in ("gained", "lost"))
-    return (found.value, found.low, found.high), mcnemar(gained, lost)
+    return tuple(sorted(pair_tasks(*(map(Attempt.of_row, rows) for rows in (one, two))), key=rank))

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.reports.compare import METRICS, TaskLine, all_evals, flatten, flips
+from agentrl_cli.evaluate.result import TaskPair
+from agentrl_cli.hooks.loggers import flat
+from agentrl_cli.reports.compare import METRICS, all_evals, flips
 from agentrl_cli.reports.diagnosis import conclude
 from agentrl_cli.reports.html import Texts
 from agentrl_cli.reports.read_evidence import read_evidence
@@ -68,7 +70,7 @@ class RunReport:
     """(file name without its ending, SVG)"""
     evals: tuple[EvalRow, ...]
     compared: tuple[str, str]
-    flipped: tuple[TaskLine, ...]
+    flipped: tuple[TaskPair, ...]
     tasks: int
     """Tasks that both compared evaluations attempted."""
     samples: tuple[Sample, ...]
@@ -101,7 +103,7 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
         flipped=tuple(line for line in tasks if line.flip),
         tasks=len(tasks),
         samples=tuple(_samples(store, run, texts, masked)),
-        settings=tuple((key, str(value)) for key, value in flatten(config).items()),
+        settings=tuple((key, str(value)) for key, value in flat(config).items()),
         alerts=tuple(mask_text(text) if masked else text for text in alerts),
     )
 

@@ -64,15 +64,6 @@ def test_the_store_is_the_projects_unless_said_otherwise(tmp_path: Path) -> None
         find_db(project)
 
 
-def test_resolve_prefers_the_project(tmp_path: Path) -> None:
-    (tmp_path / "agentrl.yaml").touch()
-    (tmp_path / "m").mkdir()
-    context = open_project(tmp_path)
-    assert context.resolve("m") == tmp_path / "m"
-    assert context.resolve("missing") == tmp_path / "missing"
-    assert context.runs == tmp_path / "runs"
-
-
 def test_a_bundled_model_has_a_name_of_its_own() -> None:
     """What a store or a configuration names stays that model, whichever is the default."""
     assert paths.bundled_model("tiny-agent") == paths.bundled_model("tiny")

@@ -143,7 +143,7 @@ def attempts(
                 known[letter],
                 float(letter == "s"),
             ),
-            *(None if letter == "e" else float(letter == "s"), int(letter == "s"), 0, 10),
+            *(int(letter == "s"), 0, 10),
         )
         for n, letter in enumerate(outcomes)
     ]
@@ -242,15 +242,15 @@ def test_comparison_finds_flipped_tasks() -> None:
         attempts("e", "ssss", prefix="A"),  # not graded before: no pair
     )
     found = compare(before, after, "test")
-    assert (found.n_tasks, found.gained, found.lost, found.p_value) == (4, 2, 1, 1.0)
+    assert (len(found.tasks), found.gained, found.lost, found.p_value) == (4, 2, 1, 1.0)
     assert found.difference.value == pytest.approx((0.75 + 0.5 - 0.75 + 0) / 4)
-    assert [(flip.task_id, flip.gained, flip.before, flip.after) for flip in found.flips] == [
-        ("a", True, (0, 4), (3, 4)),
-        ("b", True, (1, 4), (3, 4)),
-        ("c", False, (3, 4), (0, 4)),
+    assert [(flip.task_id, flip.flip, flip.before, flip.after) for flip in found.flips] == [
+        ("a", "gained", (0, 4), (3, 4)),
+        ("b", "gained", (1, 4), (3, 4)),
+        ("c", "lost", (3, 4), (0, 4)),
     ]
     # The episodes to open show what happened: not solved before and solved after, or the reverse.
-    assert [(flip.before_episode, flip.after_episode) for flip in found.flips] == [
+    assert [(flip.episode_before, flip.episode_after) for flip in found.flips] == [
         ("Ba0", "Aa0"),
         ("Bb1", "Ab1"),
         ("Bc0", "Ac0"),

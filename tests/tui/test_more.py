@@ -296,7 +296,7 @@ def test_comparing_two_runs(db: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert {name: a for name, a, _ in found.metrics}["reward"] == 0.25
     assert any(name.startswith("train") for name, _, _ in found.settings)
     assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
-    assert found.difference is not None and found.difference[0] == pytest.approx(5 / 12 - 1 / 2)
+    assert found.difference is not None and found.difference.value == pytest.approx(5 / 12 - 1 / 2)
     command = ["compare", "grpo-06", "grpo-07", "--db", str(db)]
     assert main(command) == 0
     text = capfd.readouterr().out

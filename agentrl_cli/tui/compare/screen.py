@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.reports.compare import RunComparison, TaskLine, compare_runs
+from agentrl_cli.reports.compare import RunComparison, compare_runs
 from agentrl_cli.store import EpisodeRow, EvalRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.charts import chart, short
@@ -107,7 +107,7 @@ class CompareScreen(AgentScreen):
     async def action_open(self) -> None:
         if self.found is None or not self.found.tasks:
             return
-        line: TaskLine = self.found.tasks[self.cursor]
+        line = self.found.tasks[self.cursor]
         ids = (line.episode_before, line.episode_after)
         rows = await self.reader.call(lambda store: [store.episodes.row(name) for name in ids])
         self.open_screen("versus", rows, (0, 1))
@@ -155,12 +155,10 @@ STYLES = {"gained": GOOD, "lost": BAD}
 def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
     """Return the tasks that both attempted."""
     lines = [Text("")]
-    if found.difference is None:
+    if not found.tasks:
         return [*lines, Text("No task was tried by both.", FAINT)]
-    value, low, high = found.difference
-    text = (
-        f"TASKS {len(found.tasks)} ({found.source})  solved {value:+.3f} [{low:+.3f}, {high:+.3f}]"
-    )
+    one = found.difference
+    text = f"TASKS {len(found.tasks)} ({found.source})  solved {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
     text += f"  {found.gained} gained  {found.lost} lost  p = {found.p_value:.3g}"
     lines.append(Text(clip(text, width), TITLE))
     lines.append(
