@@ -11,6 +11,7 @@ import signal
 import tempfile
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.helpers.train import write_model
 
     return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs commands in `tmp_path`, or where its `folder` says; see tests/helpers/cli.py."""
+    from tests.helpers.cli import Cli
+
+    return Cli(capfd, tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,28 +28,26 @@ if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.types import Episode
 
-EveryOption = Annotated[
-    bool,
-    typer.Option(
-        "--all",
-        help="Run the solution and the empty answer on all rows, not just 4 of each family.",
-    ),
-]
-RolloutsOption = Annotated[
-    int,
-    typer.Option(
-        "--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none."
-    ),
-]
-PacksArgument = Annotated[
-    list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")
-]
-
 
 def command(
-    packs: PacksArgument = None,
-    every: EveryOption = False,
-    rollouts: RolloutsOption = 16,
+    packs: Annotated[
+        list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")
+    ] = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Run the solution and the empty answer on all rows, not just 4 of each family.",
+        ),
+    ] = False,
+    rollouts: Annotated[
+        int,
+        typer.Option(
+            "--rollouts",
+            min=0,
+            help="Rollouts that estimate what a training can learn from; 0: none.",
+        ),
+    ] = 16,
     model: ModelOption = None,
     as_json: JsonOption = False,
     *,
@@ -93,6 +91,7 @@ def _try(
     from agentrl_cli.reports.findings import reasons
     from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
+    from agentrl_cli.trainer.metrics import step_metrics
 
     name = model or context.config.model.name
     tasks = max(1, rollouts // ATTEMPTS)
@@ -108,8 +107,14 @@ def _try(
         warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
         return None
     found = estimate(episodes, config.rollout.group_size)
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task_id, []).append(episode)
+    trained = float(sum(episode.graded for episode in episodes))
+    # the rollouts as a step that trained on them
+    step = {**step_metrics(list(groups.values()), {}), "step": 1, "facts/trained": trained}
     with Store.open(context.db, readonly=True) as store:
-        cause = first_fault(diagnose(read_evidence(store, run, [_metrics(episodes)])))
+        cause = first_fault(diagnose(read_evidence(store, run, [step])))
     if not as_json:
         solved = f"{name} solved {found.solved} of {found.rollouts} rollouts ({found.tasks} tasks)"
         failed = ", ".join(f"{text} {number}×" for text, number, _ in reasons(episodes)[:4])
@@ -121,17 +126,6 @@ def _try(
     return numbers | {"verdict": found.verdict, "finding": report(cause) if cause else None}
 
 
-def _metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return rollouts as a step that trained on them."""
-    from agentrl_cli.trainer.metrics import step_metrics
-
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.task_id, []).append(episode)
-    trained = float(sum(episode.graded for episode in episodes))
-    return {**step_metrics(list(groups.values()), {}), "step": 1, "facts/trained": trained}
-
-
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
     from agentrl_cli.evaluate.pack_check import check_pack
     from agentrl_cli.sandbox import Sandbox
@@ -139,23 +133,17 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
 
     results: list[dict[str, Any]] = []
     packs = [load_pack(folder) for folder in folders]
-    sandbox = await Sandbox.open(settings) if any(pack.sandbox for pack in packs) else None
-    warn_unsafe(sandbox)
-    try:
+    async with AsyncExitStack() as stack:
+        sandbox = None
+        if any(pack.sandbox for pack in packs):
+            sandbox = await stack.enter_async_context(await Sandbox.open(settings))
+        warn_unsafe(sandbox)
         for pack in packs:
             narrate(f"checking {pack.name} …")
-            problems = await check_pack(pack, sandbox, every=every)
             agent = pack.agent.text if pack.agent is not None else ""
-            found = {
-                "pack": pack.name,
-                "folder": str(pack.dir),
-                "solver": pack.solver,
-                "agent": agent,
-            }
-            results.append({**found, "problems": problems})
-    finally:
-        if sandbox is not None:
-            await sandbox.close()
+            found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
+            problems = await check_pack(pack, sandbox, every=every)
+            results.append({**found, "agent": agent, "problems": problems})
     return results
 
 

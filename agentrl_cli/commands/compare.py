@@ -115,10 +115,7 @@ def command(
             f"{found.before.name} would be compared with itself.",
             hint="Name two runs (`agentrl ls runs`), or score it again: --rewards.",
         )
-    if json:
-        echo_json(found.report())
-    else:
-        _print_runs(found, limit)
+    echo_json(found.report()) if json else _print_runs(found, limit)
 
 
 def _print_runs(found: RunComparison, limit: int) -> None:

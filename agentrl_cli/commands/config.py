@@ -10,6 +10,7 @@ import typer
 from agentrl_cli.commands.common import (
     JsonOption,
     ProjectOption,
+    answer,
     echo,
     echo_json,
     narrate,
@@ -20,12 +21,6 @@ from agentrl_cli.errors import ConfigError, nearest
 
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
 
-Changed = Annotated[
-    bool, typer.Option("--changed", help="Only settings that do not come from the defaults.")
-]
-Every = Annotated[
-    bool, typer.Option("--all", help="Every setting, not only those that people change first.")
-]
 YamlOption = Annotated[
     bool, typer.Option("--yaml", help="As a YAML file that reproduces this configuration.")
 ]
@@ -34,8 +29,12 @@ YamlOption = Annotated[
 @app.command()
 def show(
     key: Annotated[str | None, typer.Argument(help="A section or a dotted key.")] = None,
-    every: Every = False,
-    changed: Changed = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every setting, not only those that people change first.")
+    ] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only settings that do not come from the defaults.")
+    ] = False,
     as_yaml: YamlOption = False,
     as_json: JsonOption = False,
     *,
@@ -64,18 +63,16 @@ def show(
     if as_json:
         echo_json({name: {"value": value, "source": source} for name, value, source in listed})
     elif as_yaml:
-        said = {name for name, _, _ in listed} if key is not None else None
         settings = non_defaults(context.config, context.sources)
-        echo(
-            to_yaml(
-                {name: value for name, value in settings.items() if said is None or name in said}
-            ).rstrip()
-        )
+        if key is not None:
+            settings = {name: settings[name] for name, _, _ in listed if name in settings}
+        echo(to_yaml(settings).rstrip())
     elif listed:
         wide = max(len(name) for name, _, _ in listed)
         shown = [row for row in listed if every or key or row[2] != "default" or row[0] in FIRST]
         for name, value, source in shown:
-            echo(f"{name:{wide}}  {scalar(value):24}  {_short(source)}")
+            place = source.removeprefix("file:").removeprefix(f"{Path.cwd()}/")
+            echo(f"{name:{wide}}  {scalar(value):24}  {place}")
         if left := len(listed) - len(shown):
             narrate(f"{left} more: agentrl config show --all, or a section: config show algo")
     else:
@@ -94,10 +91,10 @@ def validate(
 
     JSON: {"valid": true, "problems": []}
     """
+    from agentrl_cli.config import load_config
+
     try:
         if files:
-            from agentrl_cli.config import load_config
-
             load_config(files)
         else:
             open_project(project)
@@ -106,10 +103,7 @@ def validate(
             raise
         echo_json({"valid": False, "problems": error.message.splitlines()})
         raise typer.Exit(2) from error
-    if as_json:
-        echo_json({"valid": True, "problems": []})
-    else:
-        narrate("Valid.")
+    answer(as_json, {"valid": True, "problems": []}, "Valid.")
 
 
 @app.command()
@@ -118,9 +112,3 @@ def schema() -> None:
     from agentrl_cli.config.show import schema as json_schema
 
     echo_json(json_schema())
-
-
-def _short(source: str) -> str:
-    """Return a source, relative to the working folder."""
-    here = f"{Path.cwd()}/"
-    return source.removeprefix("file:").removeprefix(here) if source.startswith("file:") else source

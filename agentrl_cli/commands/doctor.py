@@ -29,7 +29,7 @@ from agentrl_cli.tui.common.plain_text import harmless
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
     from agentrl_cli.config import Config
-    from agentrl_cli.doctor.check import Check
+    from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
     Path | None,
@@ -180,7 +180,7 @@ def _workers(project: Path | None, db: Path, sets: list[str] | None) -> Iterable
     """Check the workers that the project's configuration asks for, started as a run starts them."""
     import asyncio
 
-    from agentrl_cli.doctor.check import Check
+    from agentrl_cli.doctor import Check
     from agentrl_cli.registry import resolve
 
     context = open_project(project, sets=sets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import groupby, islice
@@ -116,12 +116,7 @@ def command(
     """
     format = Format.json if json else format
     if search.schema:
-        tables = schema(where.find())
-        if json:
-            return echo_json({name: dict(columns) for _, name, columns in tables})
-        for kind, name, columns in tables:
-            echo(f"{kind} {name}: {', '.join(column for column, _ in columns)}")
-        return None
+        return _print_schema(schema(where.find()), json)
     if search.sql is not None:
         return _print_sql(where, search, 1000 if limit is None else limit, format)
     with where.open() as store:
@@ -265,3 +260,10 @@ def _print_sql(where: RunStoreOptions, search: SearchOptions, limit: int, format
     )
     if len(found) > len(shown):
         narrate(f"The first {limit}; --limit 0 prints all.")
+
+
+def _print_schema(tables: Iterable[tuple[str, str, list[tuple[str, str]]]], json: bool) -> None:
+    if json:
+        return echo_json({name: dict(columns) for _, name, columns in tables})
+    for kind, name, columns in tables:
+        echo(f"{kind} {name}: {', '.join(column for column, _ in columns)}")

@@ -17,7 +17,14 @@ def find_db(
     Raises NotFound if `must_exist` and the file is missing.
     """
     folder = None if db else find_project(override=project)
-    path = db.expanduser() if db else _project_db(folder)
+    named: str | None = None if db else os.environ.get("AGENTRL_STORE__PATH")
+    if folder is not None and named is None:
+        from agentrl_cli.config.yamlfile import read_yaml
+
+        value = read_yaml(folder / PROJECT_FILE, only="store").get("store.path")
+        named = str(value.value) if value is not None and value.value is not None else None
+    path = (folder or Path.cwd()) / Path(named).expanduser() if named else default_db(folder)
+    path = db.expanduser() if db else path
     if must_exist and not path.is_file():
         makes = (
             "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
@@ -25,13 +32,3 @@ def find_db(
         init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
         raise NotFound(f"No store at {path}.", hint=init + makes)
     return path.absolute()
-
-
-def _project_db(folder: Path | None) -> Path:
-    said: str | None = os.environ.get("AGENTRL_STORE__PATH")
-    if said is None and folder is not None:
-        from agentrl_cli.config.yamlfile import read_yaml
-
-        value = read_yaml(folder / PROJECT_FILE, only="store").get("store.path")
-        said = str(value.value) if value is not None and value.value is not None else None
-    return (folder or Path.cwd()) / Path(said).expanduser() if said else default_db(folder)

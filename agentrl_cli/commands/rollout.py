@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +27,6 @@ from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import DataError, RunFailed
 
 if TYPE_CHECKING:
-    from agentrl_cli.rollout import Job
     from agentrl_cli.runtime import Runtime
     from agentrl_cli.store import RunRow
     from agentrl_cli.types import Episode, Task
@@ -85,7 +83,7 @@ async def sample(
 async def _attempt(
     runtime: Runtime, context: Context, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
-    from agentrl_cli.agents.runners import AgentRollout
+    from agentrl_cli.rollout import Job, seed_of
     from agentrl_cli.store.new_run import new_run
 
     config = runtime.config
@@ -99,18 +97,12 @@ async def _attempt(
         tokenizer=runtime.loaded.hash,
         model=runtime.loaded.name,
     )
-    jobs = _list_jobs(tasks, group, config.seed, run.id)
-    rollout = AgentRollout(
-        runtime.loaded.policy,
-        runtime.loaded.chat,
-        runtime.packs,
-        config,
-        sandbox=runtime.sandbox,
-        store=runtime.store,
-        hooks=runtime.hooks,
-        with_tools=tools,
-        run=run,
-    ).with_(workers=runtime.workers)
+    jobs = [
+        Job(task, seed_of(config.seed, "rollout", task.id, n), n, f"rollout-{at:05d}", 0, run.id)
+        for at, task in enumerate(tasks)
+        for n in range(group)
+    ]
+    rollout = runtime.rollout().with_(run=run, with_tools=tools)
     status, error = "stopped", "interrupted"
     with runtime.store.claims.hold(run.id, "rollout"):
         try:
@@ -122,17 +114,6 @@ async def _attempt(
     if rollout.foreign:
         warn(rollout.foreign)
     return run, episodes
-
-
-def _list_jobs(tasks: Sequence[Task], group: int, seed: int, run_id: str) -> list[Job]:
-    """Return a job for each attempt, `group` of each task."""
-    from agentrl_cli.rollout import Job, seed_of
-
-    return [
-        Job(task, seed_of(seed, "rollout", task.id, n), n, f"rollout-{number:05d}", 0, run_id)
-        for number, task in enumerate(tasks)
-        for n in range(group)
-    ]
 
 
 def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:

@@ -219,15 +219,8 @@ def _fine_tune(context: Context, given: dict[str, Any], out: Path, data: DataOpt
     filter = data.from_store or ("" if data.stored else None)
     if data.teacher is not None:
         filter = _ask_teacher(context, data.teacher, data.count, data.group)
-    from agentrl_cli.sft.fine_tune import Data, fine_tune
+    from agentrl_cli.sft.fine_tune import fine_tune
 
-    wanted = Data(
-        file=data.data,
-        filter=filter,
-        best_of=data.best_of,
-        epochs=data.epochs,
-        demonstrations=data.demonstrations or 0.0,
-    )
     with Progress("sft", 0) as progress:
         losses = _Losses(progress)
 
@@ -235,8 +228,20 @@ def _fine_tune(context: Context, given: dict[str, Any], out: Path, data: DataOpt
             progress.total = steps
             return losses
 
-        place = (context.config, context.project, context.db, out)
-        fine_tune(*place, wanted, given, start=start, narrate=narrate)
+        fine_tune(
+            context.config,
+            context.project,
+            context.db,
+            out,
+            given,
+            file=data.data,
+            filter=filter,
+            best_of=data.best_of,
+            epochs=data.epochs,
+            share=data.demonstrations or 0.0,
+            start=start,
+            narrate=narrate,
+        )
     return losses.mean
 
 

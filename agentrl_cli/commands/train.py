@@ -8,6 +8,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,10 +143,7 @@ def _train_here(
 
     begun: list[str] = []  # the run's id, once it has a row
 
-    def begin(runtime: Runtime) -> RunRow:
-        row = _begin(runtime, context, resumed, process.run_id or "")
-        begun.append(row.id)
-        return row
+    begin = partial(_begin, context, resumed, process.run_id or "", begun)
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
         if process.as_json:
@@ -223,8 +221,10 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     narrate(f"{run.name}: {run.status} at step {run.step}. {following}")
 
 
-def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) -> RunRow:
-    """Return the row of the training, and print its model, sandbox and store."""
+def _begin(
+    context: Context, resumed: RunRow | None, id: str, begun: list[str], runtime: Runtime
+) -> RunRow:
+    """Return the row of the training, note its id, and print its model, sandbox and store."""
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import new_training
     from agentrl_cli.trainer.resume import reopen_run
@@ -235,6 +235,7 @@ def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) 
         if resumed is None
         else reopen_run(runtime.store, resumed.id, config, narrate)
     )
+    begun.append(run.id)
     warn_unsafe(runtime.sandbox)
     engine = require_trainable(runtime.loaded.policy).describe()
     level = runtime.sandbox.level if runtime.sandbox is not None else "not needed"

@@ -6,6 +6,7 @@ The full suite stands in the project's tests, in the same form; it runs its prog
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,14 +179,11 @@ def _find_problems(one: Attack, result: ExecResult, targets: Canaries) -> list[s
 async def _find_daemons() -> Sequence[str]:
     """Return a problem if an attack left a daemon running; a namespace takes a moment to end."""
     for _ in range(50):
-        if not any(map(_is_daemon, Path("/proc").glob("[0-9]*/cmdline"))):
+        running = False
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                running |= path.read_bytes() == _DAEMON
+        if not running:
             return []
         await asyncio.sleep(0.02)
     return ["left running: a daemon"]
-
-
-def _is_daemon(path: Path) -> bool:
-    try:
-        return path.read_bytes() == _DAEMON
-    except OSError:
-        return False

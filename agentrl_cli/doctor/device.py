@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl_cli.doctor.check import Check
+from agentrl_cli.doctor import Check
 from agentrl_cli.policies.device_check import SECONDS, keep, try_device
 
 PARTS = {

@@ -51,26 +51,24 @@ def small_model(device: torch.device, dtype: torch.dtype) -> Any:
 
     make: Any = Qwen3ForCausalLM
     config: Any = Qwen3Config
-    shape = {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    heads = {
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 4096,
-    }
-    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
     torch.manual_seed(0)
-    model = make(
-        config(
-            **shape, **heads, **window, initializer_range=0.1, eos_token_id=None, pad_token_id=None
-        )
+    shape = config(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=4096,
+        use_sliding_window=True,
+        sliding_window=64,
+        max_window_layers=2,
+        initializer_range=0.1,
+        eos_token_id=None,
+        pad_token_id=None,
     )
-    return model.eval().to(device, dtype)
+    return make(shape).eval().to(device, dtype)
 
 
 def try_part(part: str, device: torch.device, seconds: float) -> dict[str, Any]:

@@ -19,11 +19,15 @@ from pathlib import Path
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.remote import RemoteConfig
-from agentrl_cli.doctor.check import Check
+from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.sandbox import check_isolation
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.models.openmp import cores
 from agentrl_cli.paths import bundled_model, is_bundled, pack_names
+from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
+from agentrl_cli.store import Store
 
 TORCH_PROBE = """
 import json, torch
@@ -43,32 +47,30 @@ def check_machine(
     inference server is contacted if one is configured.
     """
     config = config or Config()
-    yield check_python()
-    yield check_packages()
-    yield check_memory()
-    yield check_disk(db)
+    yield _check_python()
+    yield _check_packages()
+    yield _check_memory()
+    yield _check_disk(db)
     yield check_isolation(config.sandbox)
     packs = ", ".join(pack_names())
     yield Check("packs", "ok", packs) if packs else Check("packs", "fail", "none", "Install again.")
-    yield check_bundled_model()
-    yield check_store(db)
+    yield _check_bundled_model()
+    yield _check_store(db)
     remote = config.remote
     if (backend := remote.backend.name) and (remote.url or ":" not in backend):
         yield check_server(remote)
-    yield check_torch()
-    yield check_engine(config.model.name, base or Path.cwd())
+    yield _check_torch()
+    yield _check_engine(config.model.name, base or Path.cwd())
 
 
-def check_python() -> Check:
-    """Return the version of Python and the system."""
+def _check_python() -> Check:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.platform != "linux":
         return Check("python", "warn", detail, "Tested on Linux; elsewhere use the Docker sandbox.")
     return Check("python", "ok", detail)
 
 
-def check_packages() -> Check:
-    """Return whether every dependency of the distribution is installed."""
+def _check_packages() -> Check:
     try:
         requires = distribution("agentrl-cli").requires or []
     except PackageNotFoundError:
@@ -89,26 +91,24 @@ def _find_version(name: str) -> str:
         return ""
 
 
-def check_memory() -> Check:
-    """Return cores and memory, with the load if other programs want more cores than there are."""
+def _check_memory() -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     count, load = cores(), os.getloadavg()[0]
     plural = "s" if count > 1 else ""
     detail = f"{count} core{plural}, {total:.0f} GiB of memory"
-    fix = ""
     if total < 3:
         fix = "The tiny model trains in about 2 GiB; bigger ones will not fit."
-    elif load > count:
-        detail += f"; load {load:.1f} on {count} core{plural}"
+        return Check("machine", "warn", detail, fix)
+    if load > count:
         threads = max(1, count - round(load))
         fix = (
             f"Other programs use the cores. OMP_NUM_THREADS={threads} avoids most of the slowdown."
         )
-    return Check("machine", "warn" if fix else "ok", detail, fix)
+        return Check("machine", "warn", f"{detail}; load {load:.1f} on {count} core{plural}", fix)
+    return Check("machine", "ok", detail)
 
 
-def check_disk(db: Path) -> Check:
-    """Return the free space where the store is, or will be."""
+def _check_disk(db: Path) -> Check:
     folder = next(path for path in (db.parent, *db.parent.parents) if path.exists())
     free = shutil.disk_usage(folder).free / GIB
     if not os.access(folder, os.W_OK):
@@ -118,8 +118,7 @@ def check_disk(db: Path) -> Check:
     return Check("disk", "warn" if few else "ok", f"{free:.1f} GiB free at {folder}", few)
 
 
-def check_bundled_model() -> Check:
-    """Return whether the bundled model is there."""
+def _check_bundled_model() -> Check:
     folder = bundled_model()
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         fix = "Reinstall, or `agentrl sft DIR --recipe tiny-agent`."
@@ -129,10 +128,7 @@ def check_bundled_model() -> Check:
     return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")
 
 
-def check_store(db: Path) -> Check:
-    """Return whether the store can be read."""
-    from agentrl_cli.store import Store
-
+def _check_store(db: Path) -> Check:
     if not db.exists():
         return Check("store", "ok", f"none yet; it will be {db}")
     try:
@@ -146,9 +142,6 @@ def check_store(db: Path) -> Check:
 
 def check_server(remote: RemoteConfig) -> Check:
     """Return whether the inference server answers, and whether this environment's vLLM is the tested release."""
-    from agentrl_cli.policies.remote.http import Endpoint
-    from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
-
     addresses = remote.urls or [remote.address]
     mine = remote.backend.name == "vllm"
 
@@ -172,10 +165,7 @@ def check_server(remote: RemoteConfig) -> Check:
     return Check("server", "ok", detail)
 
 
-def check_engine(name: str, base: Path) -> Check:
-    """Return the engine for a model, by its configuration."""
-    from agentrl_cli.inference.served import find_obstacle
-
+def _check_engine(name: str, base: Path) -> Check:
     folder = bundled_model(name) if is_bundled(name) else base / Path(name).expanduser()
     if not (folder / "config.json").is_file():
         return Check("engine", "ok", f"known when {name} is loaded: it is not a local folder")
@@ -189,8 +179,7 @@ def check_engine(name: str, base: Path) -> Check:
     return Check("engine", "ok", f"fallback for {name}: {why}" if why else f"paged for {name}")
 
 
-def check_torch() -> Check:
-    """Return torch's version and the devices that it sees."""
+def _check_torch() -> Check:
     command = [sys.executable, "-c", TORCH_PROBE]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.doctor.check import Check
+from agentrl_cli.doctor import Check
 from agentrl_cli.errors import ModelError
 from agentrl_cli.reports.diagnosis import RULES
 

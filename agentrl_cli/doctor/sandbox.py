@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 
 from agentrl_cli.config import SandboxConfig
+from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.attacks import probe
-from agentrl_cli.doctor.check import Check
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.sandbox import STRENGTH, Sandbox, cgroup
 
@@ -32,14 +32,14 @@ def sandbox_level() -> tuple[str | None, str, str]:
     reason = fix = ""
     for settings in LEVELS.values():
         try:
-            return asyncio.run(_start(settings)), reason, fix
+            return asyncio.run(start(settings)), reason, fix
         except AgentRLError as error:
             if not reason:  # the reason why the strongest failed is what a user can fix
                 reason, fix = error.message, error.hint
     return None, reason, fix
 
 
-async def _start(settings: SandboxConfig) -> str:
+async def start(settings: SandboxConfig) -> str:
     """Return the level that starts with these settings. Raises AgentRLError if none does."""
     async with await Sandbox.open(settings) as sandbox:
         return sandbox.level
@@ -48,7 +48,7 @@ async def _start(settings: SandboxConfig) -> str:
 def check_isolation(settings: SandboxConfig) -> Check:
     """Return the isolation under a project's settings; if none starts, the reason, and a level that would start."""
     try:
-        level = asyncio.run(_start(settings.replace(workers=1)))
+        level = asyncio.run(start(settings.replace(workers=1)))
     except AgentRLError as problem:
         strongest, minimum = sandbox_level()[0], settings.min_level
         if strongest is None:

@@ -18,7 +18,7 @@ from agentrl_cli.errors import describe_error
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.tasks import SPLITS, Pack, question
+from agentrl_cli.tasks import Pack, question
 from agentrl_cli.tasks.drawing import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.types import Message, Outcome, Task
@@ -63,7 +63,6 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
             problems.append(Problem(where, f"the split {split} has no rows"))
     problems += _families(pack, tasks)
     problems += _twice(pack, tasks)
-    problems += _unwritten(tasks)
     problems += _tools(pack)
     if pack.agent is None:  # what an agent does is not in the pack's messages
         problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
@@ -80,6 +79,8 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
     for task in tasks:
         if task.split == "train" and task.family in heldout:
             yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
+        if str(task.prompt[-1].get("content")).startswith(PLACEHOLDER):
+            yield Problem(task.id, "the row is a placeholder: write a question and its answer")
 
 
 def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
@@ -96,12 +97,6 @@ def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
 
 
-def _unwritten(tasks: Sequence[Task]) -> Iterator[Problem]:
-    for task in tasks:
-        if str(task.prompt[-1].get("content")).startswith(PLACEHOLDER):
-            yield Problem(task.id, "the row is a placeholder: write a question and its answer")
-
-
 def _tools(pack: Pack) -> Iterator[Problem]:
     for tool in pack.tools:
         for arguments in tool.examples:
@@ -114,14 +109,10 @@ def _tools(pack: Pack) -> Iterator[Problem]:
 
 def _sample(tasks: Sequence[Task]) -> list[Task]:
     """Return the first PER_FAMILY tasks of every family of every split."""
-    count: dict[tuple[str, str], int] = {}
-    picked = []
+    groups: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
-        key = (task.split, task.family)
-        count[key] = count.get(key, 0) + 1
-        if count[key] <= PER_FAMILY:
-            picked.append(task)
-    return picked
+        groups.setdefault((task.split, task.family), []).append(task)
+    return [task for group in groups.values() for task in group[:PER_FAMILY]]
 
 
 async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None) -> list[Problem]:
@@ -137,7 +128,7 @@ async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None)
 
 
 async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
-    chat = _chat(task)
+    chat = _make_chat(any(isinstance(message.get("content"), list) for message in task.prompt))
     if not pack.solver:
         return await _blank(pack, task, chat, sandbox)
     try:
@@ -177,14 +168,9 @@ def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -
     ]
 
 
-def _chat(task: Task) -> Chat:
-    """Return a chat whose tokens are bytes, and an image one token if the task has any."""
-    return _make_chat(any(isinstance(message.get("content"), list) for message in task.prompt))
-
-
 @cache
 def _make_chat(images: bool) -> Chat:
-    """Return the one chat of all tasks: a template takes longer to compile than an attempt."""
+    """Return the one chat of all tasks, whose tokens are bytes: a template takes longer to compile than an attempt."""
     if not images:
         return Chat(ByteTokenizer())
     tokenizer = ByteTokenizer(
@@ -215,6 +201,3 @@ async def _run(
     policy = ScriptedPolicy(list(texts), chat.tokenizer)
     rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
     return await rollout.episode(Job(task, 0))
-
-
-__all__ = ["SPLITS", "Problem", "check_pack"]

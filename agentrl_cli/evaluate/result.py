@@ -325,18 +325,12 @@ class Comparison(Paired):
             "lost": self.lost,
             "p_value": self.p_value,
             "flips": [
-                {
-                    "task_id": task.task_id,
-                    "family": task.family,
-                    "gained": task.flip == "gained",
-                    "before": task.before,
-                    "after": task.after,
-                    "before_episode": task.episode_before,
-                    "after_episode": task.episode_after,
-                }
+                {"task_id": task.task_id, "family": task.family, "gained": task.flip == "gained",
+                 "before": task.before, "after": task.after,
+                 "before_episode": task.episode_before, "after_episode": task.episode_after}
                 for task in self.flips
             ],
-        }
+        }  # fmt: skip
 
 
 def compare(before: EvalResult, after: EvalResult, split: str) -> Comparison:

@@ -12,11 +12,12 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrl_cli._version import __version__
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed
@@ -25,7 +26,7 @@ from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import Store
 from agentrl_cli.store.holder import Holder
-from agentrl_cli.store.rows import EpisodeRow, RunRow
+from agentrl_cli.store.rows import RunRow
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
 
@@ -79,7 +80,11 @@ def pick_tasks(
 
     A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has.
     """
-    by_split = {split: _tasks(packs, split) for split in splits}
+    by_split = {}
+    for split in splits:
+        file = f"data/{split}.jsonl"
+        having = [pack for pack in packs.values() if (pack.dir / file).is_file()]
+        by_split[split] = [t for pack in having or packs.values() for t in pack.tasks(split)]
     if families is not None:
         known = sorted({task.family for tasks in by_split.values() for task in tasks})
         for family in families:
@@ -180,39 +185,32 @@ async def evaluate(
     graded, UsageError if another process is making the same evaluation.
     """
     store, packs, hooks = rollout.context.store, rollout.context.packs, rollout.context.hooks
-    config = _without_supports(rollout.context.config)
+    # Supports are for training alone, and servers do not report them.
+    config = rollout.context.config.replace(rollout={"truncation": {"replay": False}})
     settings = settings or Settings.of(config)
     if tasks is None:
         tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit)
     step = parent[1] if parent else 0
-    # One of two that start at once sees the other.
-    with contextlib.nullcontext() if store is None else store.transaction():
-        given = (loaded, packs, config, tasks, settings, parent, resume)
-        run = None if store is None else _open_run(store, *given)
+    assert store is not None, "an evaluation is a run of a store"
+    with store.transaction():  # one of two that start at once sees the other
+        run = _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
     rollout = rollout.with_(
         config=config, run=run, with_tools=settings.with_tools, temperature=settings.temperature
     )
-    facts: dict[str, Any] = {"run_id": run.id if run else None, "name": loaded.name}
-    facts |= {"step": step, "on_done": on_done}
-    with (
-        contextlib.nullcontext()
-        if store is None or run is None
-        else store.claims.hold(run.id, "eval")
-    ):
-        try:
-            result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
-            _require_graded(result)
-        except BaseException as error:
-            _end_run(store, run, error)
-            raise
-        _end_run(store, run, None)
+    facts: dict[str, Any] = {"run_id": run.id, "name": loaded.name, "step": step}
+    with store.claims.hold(run.id, "eval"), _note_end(store, run):
+        result = await evaluate_policy(
+            rollout, tasks, settings.k, settings.seed, **facts, on_done=on_done
+        )
+        if result.attempts and not any(attempt.graded for attempt in result.attempts):
+            first = result.attempts[0]
+            raise RunFailed(
+                f"None of the {len(result.attempts)} attempts could be graded; the first: {first.outcome}:"
+                f" {first.error}",
+                hint=f"agentrl replay {first.episode_id}",
+            )
     await hooks.call("on_eval", result=result, step=step, run=run)
     return result
-
-
-def _without_supports(config: Config) -> Config:
-    """Return the settings without supports: training alone reads them, and servers do not report them."""
-    return config.replace(rollout={"truncation": {"replay": False}})
 
 
 def fingerprint(
@@ -233,7 +231,10 @@ def fingerprint(
         loaded.chat.tokenizer.hash,
         _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),
         [[task.id, task.prompt, dict(task.data), task.tools] for task in tasks],
-        {name: _texts(pack.dir) for name, pack in packs.items()},
+        {
+            name: [p.read_text("utf-8") for p in sorted(pack.dir.glob("task.*")) if p.is_file()]
+            for name, pack in packs.items()
+        },
         *(pack.agent.code for pack in packs.values() if pack.agent is not None),
         limits,
         config.rewards,
@@ -245,11 +246,6 @@ def fingerprint(
     ).hexdigest()
 
 
-def _tasks(packs: Mapping[str, Pack], split: str) -> list[Task]:
-    having = [pack for pack in packs.values() if (pack.dir / "data" / f"{split}.jsonl").is_file()]
-    return [task for pack in having or packs.values() for task in pack.tasks(split)]
-
-
 def _load_stored(
     store: Store | None, jobs: Sequence[Job], run_id: str | None, step: int | None, kind: str
 ) -> Made:
@@ -258,7 +254,8 @@ def _load_stored(
         return {}
     wanted = {(job.group_id, job.sample): job for job in jobs}
     found = {}
-    for row in _rows(store, run_id, step, kind):
+    ids = store.episodes.ids(f"step:{step} kind:{kind}", "time", run=run_id)
+    for row in store.episodes.rows(ids):
         job = wanted.get((row.group_id, row.sample))
         if (
             job is not None
@@ -280,10 +277,6 @@ def _keep(store: Store | None, result: EvalResult) -> None:
     )
     if result.reused < len(result.attempts) or not known:
         store.runs.add_eval(result.row())
-
-
-def _rows(store: Store, run_id: str, step: int, kind: str) -> list[EpisodeRow]:
-    return store.episodes.rows(store.episodes.ids(f"step:{step} kind:{kind}", "time", run=run_id))
 
 
 def _open_run(
@@ -331,46 +324,27 @@ def _open_run(
             tokenizer=tokenizer.hash,
             parent_id=parent[0] if parent else None,
             parent_step=parent[1] if parent else None,
-            version=_version(),
+            version=__version__,
             config={"fingerprint": print_, "evaluation": facts},
         )
     )
 
 
-def _end_run(store: Store | None, run: RunRow | None, error: BaseException | None) -> None:
-    if store is None or run is None:
-        return
-    stopped = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
-    status = "finished" if error is None else "stopped" if stopped else "failed"
-    store.runs.update(
-        run.id, status=status, ended=time.time(), error="" if error is None else str(error)
-    )
-
-
-def _require_graded(result: EvalResult) -> None:
-    if result.attempts and not any(attempt.graded for attempt in result.attempts):
-        first = result.attempts[0]
-        raise RunFailed(
-            f"None of the {len(result.attempts)} attempts could be graded; the first: {first.outcome}: {first.error}",
-            hint=f"agentrl replay {first.episode_id}",
-        )
+@contextlib.contextmanager
+def _note_end(store: Store, run: RunRow) -> Iterator[None]:
+    """Let the row of a run say how it ended."""
+    status, error = "finished", ""
+    try:
+        yield
+    except BaseException as problem:
+        stopped = isinstance(problem, (asyncio.CancelledError, KeyboardInterrupt))
+        status, error = "stopped" if stopped else "failed", str(problem)
+        raise
+    finally:
+        store.runs.update(run.id, status=status, ended=time.time(), error=error)
 
 
 def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(name, size, modification time) of files: hashing gigabytes of weights would take too long."""
-    if folder is None:
-        return []
-    found = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    """Return (name, size, modification time) of files: hashing gigabytes of weights would take too long."""
+    found = sorted(path for pattern in patterns for path in folder.glob(pattern)) if folder else []
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
-
-
-def _texts(folder: Path) -> list[str]:
-    return [
-        path.read_text(encoding="utf-8") for path in sorted(folder.glob("task.*")) if path.is_file()
-    ]
-
-
-def _version() -> str:
-    from agentrl_cli._version import __version__
-
-    return __version__

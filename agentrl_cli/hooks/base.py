@@ -33,7 +33,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, describe_error
 from agentrl_cli.hooks.threads import Quit, call, is_async
@@ -113,7 +113,6 @@ class HookList:
         """Raises ConfigError if a method asks for arguments that its event does not have."""
         self.hooks = tuple(hooks)
         self._calls: dict[str, list[_Method]] = {event: [] for event in EVENTS}
-        self._waiting: set[asyncio.Task[None]] = set()
         for hook in self.hooks:
             queue = _Queue()
             for event in EVENTS:
@@ -132,24 +131,10 @@ class HookList:
         `fields` are the event's arguments by name; more are allowed, missing ones are None.
         """
         for method in self._calls[event]:
-            await method.log_failure(fields)
-
-    def notify(self, event: str, **fields: Any) -> None:
-        """Do as `call`, for synchronous code. In a running event loop an async method is only started: see `drain`."""
-        for method in self._calls[event]:
-            coroutine = method.log_failure(fields)
             try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                asyncio.run(coroutine)
-                continue
-            task = loop.create_task(coroutine)
-            self._waiting.add(task)  # the loop itself keeps only a weak reference
-            task.add_done_callback(self._waiting.discard)
-
-    async def drain(self) -> None:
-        """Wait for the methods that `notify` started."""
-        await asyncio.gather(*self._waiting)
+                await method.run(fields)
+            except Exception:
+                log.exception("the hook %s.%s failed; the run continues", method.owner, event)
 
     def has(self, event: str) -> bool:
         """True if a hook overrides this event."""
@@ -232,30 +217,25 @@ def load_hooks(
     `patience`: seconds without progress that the end of a run allows each of them.
     Raises NotFound for an unknown name, EnvironmentProblem for a logger whose library is not installed.
     """
-    hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
-    made = [hook() if isinstance(hook, type) else hook for hook in hooks]
-    logging_to = [one for name in loggers if (one := _logger(name, base)) is not None]
-    for one in logging_to:
+    found = [resolve("hooks", HOOKS, name, base=base) for name in names]
+    made = [hook() if isinstance(hook, type) else hook for hook in found]
+    for name in loggers:
+        one: Any = resolve("loggers", LOGGERS, name, base=base)
+        try:
+            one = one() if isinstance(one, type) else one
+        except AgentRLError:  # a missing library: raised before anything starts
+            raise
+        except Exception as error:  # noqa: BLE001 - a logger's error never ends the run
+            log.warning(
+                "the logger %s cannot be created (%s: %s) and is left out; the run continues, and the store has"
+                " everything",
+                name, type(error).__name__, error,
+            )  # fmt: skip
+            continue
         if patience is not None and hasattr(one, "patience"):
             one.patience = patience
-    return HookList([*made, *logging_to])
-
-
-def _logger(name: str, base: Path | None) -> object | None:
-    """Return the logger of a name or path; None if it cannot be made, which ends no run."""
-    found: object = resolve("loggers", LOGGERS, name, base=base)
-    if not isinstance(found, type):
-        return found
-    try:
-        return cast(object, found())
-    except AgentRLError:  # a missing library: raised before anything starts
-        raise
-    except Exception as error:  # noqa: BLE001 - a logger's error never ends the run
-        log.warning(
-            "the logger %s cannot be created (%s: %s) and is left out; the run continues, and the store has everything",
-            name, type(error).__name__, error,
-        )  # fmt: skip
-        return None
+        made.append(one)
+    return HookList(made)
 
 
 class _Queue:
@@ -334,9 +314,3 @@ class _Method:
                     f"The hook {self.owner}.{self.event} raised {error.message}"
                 ) from error
             raise error.__cause__ from None  # a hook may stop the run as a Ctrl-C does
-
-    async def log_failure(self, fields: Fields) -> None:
-        try:
-            await self.run(fields)
-        except Exception:
-            log.exception("the hook %s.%s failed; the run continues", self.owner, self.event)

@@ -76,58 +76,40 @@ def _tell(answer: asyncio.Future[Any], value: Any, error: BaseException | None) 
         answer.set_exception(error)
 
 
-class Threads:
-    """Daemon threads, one for each call."""
-
-    def __init__(self) -> None:
-        self._abandoned: list[threading.Thread] = []
-        self._reported = False
-
-    async def run(self, function: Callable[[], Any], name: str) -> Any:
-        """Return the result of `function`, or raise its exception. If cancelled, abandons the thread."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        given = (function, loop, answer)
-        thread = threading.Thread(target=_run, args=given, name="agentrl-code", daemon=True)
-        thread.start()
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self._abandoned.append(thread)
-            if not self._reported and thread.is_alive():
-                self._reported = True
-                log.warning(
-                    "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
-                    " the process will not wait for it",
-                    name,
-                )
-            raise
-        finally:
-            del answer, given  # they hold the exception, whose traceback holds this frame
-
-    @property
-    def abandoned(self) -> int:
-        """Number of threads still running after their call's deadline."""
-        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        return len(self._abandoned)
-
-    def metrics(self) -> dict[str, float]:
-        """`threads/abandoned`, if there are any."""
-        return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
+_abandoned: list[threading.Thread] = []
+"""Threads whose call was cancelled: its deadline has passed."""
 
 
-THREADS = Threads()
-"""The threads of this process."""
+def thread_metrics() -> dict[str, float]:
+    """Return the number of abandoned threads that still run as `threads/abandoned`, if there are any."""
+    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    return {"threads/abandoned": float(len(_abandoned))} if _abandoned else {}
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a synchronous function in a thread with the caller's context variables and return its result.
+    """Run a synchronous function in a daemon thread with the caller's context variables and return its result.
 
-    Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
+    If cancelled, it abandons the thread. Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
     """
-    call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-    value: T = await THREADS.run(call, name_of(function))
-    return value
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    run = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    given = (run, loop, answer)
+    thread = threading.Thread(target=_run, args=given, name="agentrl-code", daemon=True)
+    thread.start()
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if not thread_metrics() and thread.is_alive():
+            log.warning(
+                "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
+                " the process will not wait for it",
+                name_of(function),
+            )
+        _abandoned.append(thread)
+        raise
+    finally:
+        del answer, given  # they hold the exception, whose traceback holds this frame
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

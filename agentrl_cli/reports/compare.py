@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class RunComparison(Paired):
     """(split and place, before, after): the newest of each, and the best."""
     source: str
     """The attempts at the tasks: those of evaluations if both have some."""
-    curves: tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...]]
+    curves: tuple[list[tuple[float, float]], list[tuple[float, float]]]
     """(step, reward) of both."""
 
     def report(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
         evals=_evals(*(all_evals(store, run) for run in runs)),
         source=source,
         tasks=_pair_rows(*attempts),
-        curves=(_curve(steps[0]), _curve(steps[1])),
+        curves=(series(steps[0], "reward"), series(steps[1], "reward")),
     )
 
 
@@ -123,30 +123,36 @@ def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskPair, ...]]:
     return "", "", ()
 
 
-def _curve(steps: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
-    return tuple(
-        (float(row["step"]), float(row["reward"])) for row in steps if _finite(row.get("reward"))
-    )
+def stored_name(steps: Iterable[Mapping[str, Any]], name: str) -> str:
+    """Return the stored name of a short one."""
+    names = METRICS.get(name, (name,))
+    return next((n for n in names if any(n in row for row in steps)), names[0])
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def series(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return the (step, value) pairs of a metric by its short or stored name, without NaN and missing ones."""
+    key = stored_name(steps, name)
+    pairs = ((row["step"], row.get(key)) for row in steps)
+    return [
+        (float(x), float(y)) for x, y in pairs if isinstance(y, (int, float)) and math.isfinite(y)
+    ]
 
 
 def _metrics(
     one: list[dict[str, Any]], two: list[dict[str, Any]]
-) -> tuple[tuple[str, float | None, float | None], ...]:
-    names = sorted(
-        {name for rows in (one, two) for row in rows[-LAST:] for name in row} - {"step", "at"}
-    )
+) -> list[tuple[str, float | None, float | None]]:
+    names = {name for row in (*one[-LAST:], *two[-LAST:]) for name in row} - {"step", "at"}
     known = [stored for short in METRICS.values() for stored in short]
-    names.sort(key=lambda name: known.index(name) if name in known else len(known))
+
+    def rank(name: str) -> tuple[int, str]:
+        return (known.index(name) if name in known else len(known)), name
 
     def mean(rows: list[dict[str, Any]], name: str) -> float | None:
-        values = [float(row[name]) for row in rows[-LAST:] if _finite(row.get(name))]
+        found = [row[name] for row in rows[-LAST:] if isinstance(row.get(name), (int, float))]
+        values = [float(value) for value in found if math.isfinite(value)]
         return sum(values) / len(values) if values else None
 
-    return tuple((name, mean(one, name), mean(two, name)) for name in names)
+    return [(name, mean(one, name), mean(two, name)) for name in sorted(names, key=rank)]
 
 
 def _evaluations(store: Store, run: RunRow) -> list[RunRow]:

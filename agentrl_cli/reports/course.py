@@ -83,13 +83,6 @@ def _hacked(
     return Hit(after - before, 0.0, proof.id if proof is not None else "", all_words)
 
 
-def _untrained(e: Evidence) -> bool:
-    """Whether the newest steps trained on nothing."""
-    if e.trained is not None:
-        return not e.trained
-    return bool(outcomes(e)) and not e.count("facts/trained")
-
-
 def same_attempts(e: Evidence) -> Hit | None:
     groups: dict[Any, list[bytes]] = defaultdict(list)
     for one in e.graded:
@@ -132,7 +125,8 @@ def no_signal(e: Evidence) -> Hit | None:
             LEARNABLE,
             words={"text": "rollout.group_size is 1: there is nothing to compare an attempt with."},
         )
-    if _untrained(e):
+    untrained = bool(outcomes(e)) and not e.count("facts/trained")
+    if untrained if e.trained is None else not e.trained:
         reasons = {k for row in e.steps for k in row if k.startswith("facts/skipped:")}
         name = max(reasons, key=lambda key: (e.count(key), key), default="facts/skipped:no_signal")
         why = f"{e.count(name):.0f} were skipped as {name.partition(':')[2]}"

@@ -15,7 +15,6 @@ from typing import Any
 from agentrl_cli.reports import course
 from agentrl_cli.reports import findings as find
 from agentrl_cli.reports.evidence import LEAST, Evidence
-from agentrl_cli.reports.findings import Hit
 
 STAGES = {
     "template": "Whether the model is given, and is trained on, exactly the conversation that its chat template means.",
@@ -217,7 +216,15 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]
         late = rule.stage in LATE or rule.name in NOW
         hit = rule.find(evidence if late else evidence.before)
         if hit is not None:
-            found.append(_finding(rule, hit, evidence))
+            words = {"value": hit.value, "threshold": hit.threshold, **hit.words}
+            text, advice = (
+                " ".join(part.format(**words).split()) for part in (rule.text, rule.advice)
+            )
+            command = find.fill(rule.command, hit, evidence)
+            numbers = (hit.value, hit.threshold, hit.episode)
+            found.append(
+                Finding(rule.name, rule.stage, rule.level, text, advice, command, *numbers)
+            )
     return found
 
 
@@ -235,14 +242,6 @@ def stages(found: Sequence[Finding]) -> Iterator[Finding]:
 def report(one: Finding) -> dict[str, Any]:
     """Return a finding as plain values, for JSON."""
     return {**asdict(one), "line": one.line}
-
-
-def _finding(rule: Rule, hit: Hit, evidence: Evidence) -> Finding:
-    words = {"value": hit.value, "threshold": hit.threshold, **hit.words}
-    command = find.fill(rule.command, hit, evidence)
-    text, advice = (" ".join(part.format(**words).split()) for part in (rule.text, rule.advice))
-    numbers = (hit.value, hit.threshold, hit.episode)
-    return Finding(rule.name, rule.stage, rule.level, text, advice, command, *numbers)
 
 
 def conclude(evidence: Evidence) -> list[str]:

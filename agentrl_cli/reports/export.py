@@ -21,14 +21,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import StoreError
+from agentrl_cli.errors import writing
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.store.display import mask
@@ -37,32 +36,18 @@ from agentrl_cli.types import Episode, TrainSignals
 _ARRAYS = ("tokens", "signals")
 
 
-def export_jsonl(
-    store: Store,
-    episode_ids: Iterable[str],
-    path: Path,
-    *,
-    tokens: bool = True,
-    masked: bool = True,
-) -> int:
-    """Write episodes to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
-    return write_lines(export_lines(store, episode_ids, tokens=tokens, masked=masked), path)
-
-
 def write_lines(lines: Iterable[str], path: Path) -> int:
     """Write lines to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
     part = path.with_name(path.name + ".part")
     count = 0
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            for count, line in enumerate(lines, 1):  # noqa: B007 - the count is returned
-                file.write(line + "\n")
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):  # a read-only folder
-            part.unlink()
-        message = f"{path} could not be written: {error.strerror}."
-        raise StoreError(message, hint="Choose another place.") from error
+    with writing(str(path), hint="Choose another place."):
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                for count, line in enumerate(lines, 1):  # noqa: B007 - the count is returned
+                    file.write(line + "\n")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return count
 
 
@@ -87,13 +72,10 @@ def sequence_rows(
         episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
         if masked and _mask_secrets(episode_object(episode, tokens=False))["masked"]:
             continue
-        for row in sequence_objects(episode, signals):
-            yield dumps(row)
+        yield from map(dumps, _list_sequences(episode, signals))
 
 
-def sequence_objects(
-    episode: Episode, signals: TrainSignals | None = None
-) -> Iterator[dict[str, Any]]:
+def _list_sequences(episode: Episode, signals: TrainSignals | None) -> Iterator[dict[str, Any]]:
     """Yield the token sequences of an episode that train a token, as plain JSON values.
 
     Log-probabilities and advantages are null where the mask is 0, and advantages everywhere if it was not trained.

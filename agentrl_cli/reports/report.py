@@ -15,7 +15,7 @@ import numpy as np
 
 from agentrl_cli.evaluate.result import TaskPair
 from agentrl_cli.hooks.loggers import flat
-from agentrl_cli.reports.compare import METRICS, all_evals, flips
+from agentrl_cli.reports.compare import all_evals, flips, series
 from agentrl_cli.reports.diagnosis import conclude
 from agentrl_cli.reports.html import Texts
 from agentrl_cli.reports.read_evidence import read_evidence
@@ -108,17 +108,6 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
     )
 
 
-def _values(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Return the (step, value) pairs of a metric by its short name."""
-    stored = next(
-        (key for key in METRICS.get(name, (name,)) if any(key in row for row in steps)), name
-    )
-    rows = ((row["step"], row.get(stored)) for row in steps)
-    return [
-        (float(x), float(y)) for x, y in rows if isinstance(y, (int, float)) and math.isfinite(y)
-    ]
-
-
 def _pictures(
     steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]
 ) -> list[tuple[str, str]]:
@@ -140,14 +129,14 @@ def _pictures(
                 )
             )
     for name in SHOWN:
-        points = _values(steps, name)
+        points = series(steps, name)
         if len(points) > 1:
             out.append(
                 (name, chart_svg(name.replace("_", " "), [Curve(name, points)], unit=name in UNIT))
             )
     keys = {key for row in steps for key in row}
     parts = sorted(key for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
-    curves = [Curve(key.split("/")[1], _values(steps, key)) for key in parts[:4]]
+    curves = [Curve(key.split("/")[1], series(steps, key)) for key in parts[:4]]
     if any(len(curve.points) > 1 for curve in curves):
         out.append(("reward-parts", chart_svg("reward parts", curves)))
     return out
@@ -181,7 +170,7 @@ def _facts(
     store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[str, str], ...]:
     seconds = (run.ended or run.heartbeat) - run.started if run.started else 0.0
-    times = sorted(value for _, value in _values(steps, "seconds"))
+    times = sorted(value for _, value in series(steps, "seconds"))
     rows = [
         ("run", f"{run.name} ({run.id}), {run.kind}, {run.state}"),
         ("model", run.model),

@@ -23,37 +23,23 @@ from agentrl_cli.reports.report import RunReport
 from agentrl_cli.reports.svg import OPTIONS
 
 
-def html_page(report: RunReport) -> str:
-    """Return the whole report in one file."""
-    return _render(
-        "report.html.jinja",
-        report,
-        _text,
-        policy=POLICY,
-        push_steps=PUSH_STEPS,
-        push_step=push_step,
-    )
-
-
-def markdown_page(report: RunReport, folder: str) -> str:
-    """Return the report as Markdown; its pictures are `folder`/NAME.svg."""
-    return _render("report.md.jinja", report, _cell, folder=folder)
-
-
 def write_report(report: RunReport, path: Path, *, markdown: bool) -> None:
     """Write a report; the pictures of Markdown go into a folder beside it: its name without `.md`.
 
     The folder is NAME-pictures for a file without a suffix. Raises StoreError.
     """
     if not markdown:
-        write_lines([html_page(report).removesuffix("\n")], path)
+        looks = {"policy": POLICY, "push_steps": PUSH_STEPS, "push_step": push_step}
+        page = _render("report.html.jinja", report, _text, **looks)
+        write_lines([page.removesuffix("\n")], path)
         return
     folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
     with writing(str(folder), hint="Choose another place."):
         folder.mkdir(parents=True, exist_ok=True)
     for name, svg in report.pictures:
         write_lines([svg], folder / f"{name}.svg")
-    write_lines([markdown_page(report, folder.name).removesuffix("\n")], path)
+    page = _render("report.md.jinja", report, _cell, folder=folder.name)
+    write_lines([page.removesuffix("\n")], path)
 
 
 def _render(name: str, report: RunReport, escape: Callable[[object], str], **more: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import AlgoConfig
-from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.learning.advantages import drops_equal, needs, options
 from agentrl_cli.learning.advantages import estimate as estimate_advantages
 from agentrl_cli.learning.dispositions import CUT, decide
@@ -26,7 +26,7 @@ from agentrl_cli.rewards import Reward, RewardContext, finite, score
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rollout.greedy import KIND, SUFFIX
 from agentrl_cli.rollout.greedy import rewards as rewards_of
-from agentrl_cli.store import Score, Store
+from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Float32, RewardPart, Task
 
 LEFT_OUT = {str(fact) for fact in Fact} - {
@@ -88,13 +88,10 @@ def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
             hint="A reward is `def name(episode, ctx): return number`.",
         )
     name = name or str(getattr(function, "__name__", type(function).__name__))
-    return Reward(name, _two(adapt_reward(function)), weights.get(name, 1.0))
-
-
-def _two(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as one of (episode, ctx), if it takes only the episode."""
-    wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    return function if len(wanted) > 1 else lambda episode, ctx: function(episode)
+    grade = adapt_reward(function)
+    wanted = [p for p in inspect.signature(grade).parameters.values() if p.default is p.empty]
+    both = grade if len(wanted) > 1 else lambda episode, ctx: grade(episode)
+    return Reward(name, both, weights.get(name, 1.0))
 
 
 async def rescore_parts(
@@ -187,7 +184,10 @@ def _step(
             values = advantages.get(e.id)
             fact = e.fact if values is None and e.fact in LEFT_OUT else str(facts[e.id])
             mean = None if values is None else float(values.mean()) if len(values) else 0.0
-            turns = () if values is None else _by_turn(e, values)
+            turns: tuple[float, ...] = ()
+            if values is not None:
+                pieces = np.split(values, np.cumsum(turn_lengths(e))[:-1])
+                turns = tuple(float(piece.mean()) if len(piece) else 0.0 for piece in pieces)
             found[e.id] = Change(e, parts[e.id], mean, fact, turns)
     return found
 
@@ -291,35 +291,6 @@ KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
 """learning.kl.KL without torch: this command needs none."""
 
 
-def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
-    pieces = np.split(values, np.cumsum(turn_lengths(episode))[:-1])
-    return tuple(float(piece.mean()) if len(piece) else 0.0 for piece in pieces)
-
-
-def keep(
-    store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]
-) -> str:
-    """Store the result as a score set of the run; returns its name, numbered if taken.
-
-    Ungraded episodes have no score.
-    """
-    rows = [
-        Score(
-            name=name,
-            episode_id=change.episode.id,
-            reward=reward,
-            delta=delta,
-            advantage=change.advantage,
-            fact=change.fact,
-            parts={part.name: [part.value, part.weight] for part in change.parts},
-            turns=change.turns,
-        )
-        for change in found
-        if (reward := change.reward) is not None and (delta := change.delta) is not None
-    ]
-    return store.scores.add(run_id, name, rows, spec)
-
-
 def summary(found: Sequence[Change]) -> dict[str, Any]:
     """Return totals before and after; episodes without a reward are left out of the means."""
     graded = [c for c in found if c.delta is not None]
@@ -343,27 +314,3 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
         "trained": count_trained([c.fact for c in found]),
         "sign_flips": len(flips),
     }
-
-
-async def rescore_run(
-    store: Store,
-    episodes: Sequence[Episode],
-    algo: AlgoConfig,
-    weights: Mapping[str, float],
-    rewards: Sequence[Reward],
-    open_session: Session | None = None,
-) -> list[Change]:
-    """Rescore episodes. `weights` are those of reward parts."""
-    parts: dict[str, tuple[RewardPart, ...]] = {}
-    for episode in episodes:
-        if not episode.graded:  # errors are never graded
-            parts[episode.id] = ()
-            continue
-        task = store.tasks.get(episode.task_id, episode.pack) if rewards else None
-        try:
-            parts[episode.id] = await rescore_parts(episode, task, weights, rewards, open_session)
-        except EnvError as error:
-            raise EnvError(
-                f"{error.message} (episode {episode.id})", hint="Nothing was stored."
-            ) from error
-    return changes(episodes, parts, algo, store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.reports.compare import METRICS
+from agentrl_cli.reports.compare import METRICS, series, stored_name
 from agentrl_cli.reports.diagnosis import Finding
 from agentrl_cli.store.journal import WAITING
 
@@ -162,18 +161,11 @@ class RunData:
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """Return the (step, value) pairs of a metric by its short or stored name, without NaN and missing ones."""
-        key = self.key(name)
-        out = []
-        for row in self.steps:
-            value = row.get(key)
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                out.append((float(row["step"]), float(value)))
-        return out
+        return series(self.steps, self.key(name))
 
     def key(self, name: str) -> str:
         """Return the stored name of a short one."""
-        names = METRICS.get(name, (name,))
-        return next((n for n in names if any(n in row for row in self.steps[-3:])), names[0])
+        return stored_name(self.steps[-3:], name)
 
     def last(self, name: str) -> float | None:
         """Return the newest value of a metric."""

@@ -32,6 +32,7 @@ def load(
     last = int(old.steps[-1]["step"]) if old and old.steps else 0
     kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
     steps = kept + tuple(store.runs.steps(run.id, last))
+    rollout: Any = run.config.get("rollout") or {}
     data = RunData(
         run=run,
         steps=steps,
@@ -44,14 +45,16 @@ def load(
             old.events if old else (), lambda since: store.journal.events(run.id, since), 1000
         ),
         checkpoints=tuple(store.runs.checkpoints(run.id)),
-        wanted=_count_wanted(run.config),
+        wanted=int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0)),
         pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
         read=time.time() if now is None else now,
     )
     done = 0
     if run.alive and data.live:
-        current = f"step:{data.step} kind:eval", f"step:{_newest_step(store, run.id)} kind:train"
-        which = current[not data.evaluating]
+        which = f"step:{data.step} kind:eval"
+        if not data.evaluating:
+            newest = store.episodes.rows(store.episodes.ids("kind:train", "-time", run.id, limit=1))
+            which = f"step:{newest[0].step or 0 if newest else 0} kind:train"
         done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
         same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
@@ -83,12 +86,6 @@ def _sizes(store: Store, run_id: str) -> dict[str, int]:
     }
 
 
-def _newest_step(store: Store, run_id: str) -> int:
-    """Return the step of the newest training episode."""
-    rows = store.episodes.rows(store.episodes.ids("kind:train", "-time", run_id, limit=1))
-    return rows[0].step or 0 if rows else 0
-
-
 def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:
     return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
 
@@ -100,14 +97,6 @@ def _describe_alerts(row: Mapping[str, Any]) -> Mapping[str, Any]:
     first, last = row["first_step"], row["last_step"]
     steps = f", steps {first} to {last}" if first is not None and last is not None else ""
     return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
-
-
-def _count_wanted(config: Mapping[str, Any]) -> int:
-    try:
-        rollout = config["rollout"]
-        return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))
-    except (KeyError, AttributeError, TypeError, ValueError):
-        return 0
 
 
 PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free", "health")

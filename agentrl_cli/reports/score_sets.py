@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config, load_config
-from agentrl_cli.errors import NotFound
-from agentrl_cli.reports.rescore import Change, keep, rescore_run, reward_of
+from agentrl_cli.errors import EnvError, NotFound
+from agentrl_cli.reports.rescore import Change, changes, rescore_parts, reward_of
 from agentrl_cli.rewards import Reward
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import RunRow, Score, Store
 from agentrl_cli.tasks import load_pack
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, RewardPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,12 @@ def score_again(
         run=run.config,
     )
     base = project or Path(store.path).parent.parent
-    functions = [reward_of(text, _base(text, base), config.rewards) for text in wanted.rewards]
+    functions = []
+    for text in wanted.rewards:
+        file = Path(
+            text.rpartition("=")[2].partition(":")[0]
+        )  # in the working folder, or the project
+        functions.append(reward_of(text, Path.cwd() if file.is_file() else base, config.rewards))
     known = {part.name for episode in episodes for part in episode.reward_parts}
     known |= {*(reward.name for reward in functions), *(run.config.get("rewards") or {})}
     for name in config.rewards:
@@ -75,7 +80,28 @@ def score_again(
         return None, found
     spec = {"set": list(wanted.sets), "reward": list(wanted.rewards), "filter": wanted.filter}
     spec["advantage"] = config.algo.advantage.name
-    return keep(store, run.id, store_as or wanted.name, found, spec), found
+    return _keep(store, run, store_as or wanted.name, found, spec), found
+
+
+def _keep(
+    store: Store, run: RunRow, name: str, found: Sequence[Change], spec: Mapping[str, Any]
+) -> str:
+    """Store a score set; return its name, numbered if taken. Ungraded episodes have no score."""
+    rows = [
+        Score(
+            name=name,
+            episode_id=change.episode.id,
+            reward=reward,
+            delta=delta,
+            advantage=change.advantage,
+            fact=change.fact,
+            parts={part.name: [part.value, part.weight] for part in change.parts},
+            turns=change.turns,
+        )
+        for change in found
+        if (reward := change.reward) is not None and (delta := change.delta) is not None
+    ]
+    return store.scores.add(run.id, name, rows, spec)
 
 
 def _episodes(store: Store, run: RunRow, filter: str) -> tuple[list[Episode], set[str]]:
@@ -91,12 +117,6 @@ def _episodes(store: Store, run: RunRow, filter: str) -> tuple[list[Episode], se
         raise NotFound(f"{run.name} has no finished episodes{' that match' if filter else ''}.")
     steps = set(matching.values())
     return [store.episodes.get(line.id) for line in every if line.step in steps], set(matching)
-
-
-def _base(text: str, project: Path) -> Path:
-    """Return the folder of a reward file: the working folder if the file is there, else the project."""
-    file = text.rpartition("=")[2].partition(":")[0]
-    return Path.cwd() if (Path.cwd() / file).is_file() else project
 
 
 def grader_imports(packs: Sequence[str], project: Path | None) -> tuple[str, ...]:
@@ -131,4 +151,16 @@ async def _score(
             stack.push_async_callback(made.close)
             return made
 
-        return await rescore_run(store, episodes, config.algo, config.rewards, functions, session)
+        parts: dict[str, tuple[RewardPart, ...]] = {}
+        for episode in episodes:
+            if not episode.graded:  # errors are never graded
+                parts[episode.id] = ()
+                continue
+            task = store.tasks.get(episode.task_id, episode.pack) if functions else None
+            given = (episode, task, config.rewards, functions, session)
+            try:
+                parts[episode.id] = await rescore_parts(*given)
+            except EnvError as error:
+                text = f"{error.message} (episode {episode.id})"
+                raise EnvError(text, hint="Nothing was stored.") from error
+        return changes(episodes, parts, config.algo, store)

@@ -113,41 +113,28 @@ def parse_recipe(settings: Mapping[str, Any], path: Path) -> Recipe:
 
 def demonstrations(
     recipe: Recipe, packs: Mapping[str, Pack], seed: int, families: Sequence[str] = ()
-) -> Iterator[tuple[Pack, list[Any]]]:
-    """Endless (pack, messages): fresh rows of the training families, never one whose question stands in `data/`.
-
-    `families` are those of a lesson; by default all.
-    """
-    for pack, row, messages in draw_demonstrations(recipe, packs, seed, families):
-        yield pack, [*_task(pack, row).prompt, *messages]
-
-
-def draw_demonstrations(
-    recipe: Recipe, packs: Mapping[str, Pack], seed: int, families: Sequence[str] = ()
 ) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
-    """Endless (pack, row, what its demonstration says after the prompt)."""
+    """Yield (pack, row, messages) without end: fresh rows, never one whose question stands in `data/`.
+
+    `families` are those of a lesson; by default all that are trained on. Raises ConfigError for an unknown one.
+    """
+    for pack in packs.values():
+        if unknown := set(families) - {task.family for task in pack.tasks("train")}:
+            names = ", ".join(sorted(unknown))
+            raise ConfigError(
+                f"A lesson names families that {pack.name} does not train on: {names}."
+            )
     rng = random.Random(f"demonstrations {seed}")
-    names, weights = list(recipe.packs), list(recipe.packs.values())
-    rows = {name: _of(families, pack, _fresh(pack, 1000 + seed)) for name, pack in packs.items()}
+    rows = {name: _fresh(pack, 1000 + seed) for name, pack in packs.items()}
     while True:
-        name = rng.choices(names, weights)[0]
+        name = rng.choices(list(recipe.packs), list(recipe.packs.values()))[0]
         pack = packs[name]
-        row = next(rows[name])
+        row = next(row for row in rows[name] if not families or row["family"] in families)
         if hasattr(pack.module, "demonstrate"):
-            yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
+            messages = pack.module.demonstrate(row, rng, recipe.tool_rate)
         else:
-            yield pack, row, pack.module.solve(row)
-
-
-def _of(
-    families: Sequence[str], pack: Pack, rows: Iterator[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Return the rows of some families. Raises ConfigError if the pack has no such family."""
-    if unknown := set(families) - {task.family for task in pack.tasks("train")}:
-        raise ConfigError(
-            f"A lesson names families that {pack.name} does not train on: {', '.join(sorted(unknown))}."
-        )
-    return (row for row in rows if not families or row["family"] in families)
+            messages = pack.module.solve(row)
+        yield pack, row, [*_task(pack, row).prompt, *messages]
 
 
 def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
@@ -156,7 +143,9 @@ def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
     Without a generator, or once it gives nothing new, the rows of the training split in turn.
     """
     if hasattr(pack.module, "generate"):
-        taken, known = _questions(pack), 0
+        splits = [split for split in pack.splits() if split not in pack.sources]
+        taken = {_question(pack, task) for split in splits for task in pack.read(split)[0]}
+        known = 0
         for row in pack.module.generate(seed):
             new = _question(pack, _task(pack, row)) not in taken
             known = 0 if new else known + 1
@@ -176,12 +165,6 @@ def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
 
 def _question(pack: Pack, task: Task) -> str:
     return question(task.prompt, task.data, getattr(pack.module, "WORLD", ()))
-
-
-def _questions(pack: Pack) -> set[str]:
-    """Return the questions of the pack's own files."""
-    splits = [split for split in pack.splits() if split not in pack.sources]
-    return {_question(pack, task) for split in splits for task in pack.read(split)[0]}
 
 
 def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
@@ -214,8 +197,7 @@ def drill(
                 rng.choice(digits) if rng.random() < 0.75 else rng.choice(few) for _ in range(count)
             ]
         before, between = (
-            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
-            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
+            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))] for _ in range(2)
         )
         given = [start, *before, start, *text, end, *between, start]
         ids = np.asarray([*given, *text, end], np.int32)

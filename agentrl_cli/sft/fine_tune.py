@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +21,53 @@ from agentrl_cli.tasks import Pack, load_packs
 from agentrl_cli.types import Episode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """The data to train on: the packs' demonstrations, unless a file or episodes of the store are named."""
-
-    file: Path | None = None
-    """Conversations, in JSONL."""
-    filter: str | None = None
-    """Episodes of the store, in the language of `ls --filter`."""
-    best_of: int | None = None
-    epochs: int = 2
-    """Passes over the file or the episodes, if the steps are not given."""
-    demonstrations: float = 0.0
-    """Share of demonstrations in each step, beside the store's episodes."""
-
-
 def fine_tune(
     config: Config,
     base: Path,
     db: Path,
     out: Path,
-    data: Data,
     given: Mapping[str, Any],
     *,
+    file: Path | None = None,
+    filter: str | None = None,
+    best_of: int | None = None,
+    epochs: int = 2,
+    share: float = 0.0,
     start: Callable[[int], Callable[[int, float, float], None]],
     narrate: Callable[[str], None],
 ) -> None:
-    """Train the configured model and write it into `out`.
+    """Train the configured model on the packs' demonstrations and write it into `out`. `given`: settings of `Recipe`.
 
-    `given`: settings of `Recipe`. `start` gets the number of steps and returns a function to call after each.
-    Raises ConfigError, NotFound, UsageError, ModelError.
+    `file` has conversations in JSONL to train on instead; `filter` chooses episodes of the store, at most `best_of` of
+    each task, with a `share` of demonstrations in each step. `epochs`: passes over these, if no steps are given.
+    `start` gets the number of steps and returns a function to call after each. Raises UsageError.
     """
-    stored = data.filter is not None
-    alone = data.file is not None or (stored and not data.demonstrations)
-    packs = {} if alone else load_packs(config.task.packs, base=base)
+    stored = filter is not None
+    shows = file is None and (share or not stored)
+    packs = load_packs(config.task.packs, base=base) if shows else {}
     _require_demonstrations(packs)
-    rows = from_file.read(data.file) if data.file is not None else []
+    rows = from_file.read(file) if file is not None else []
     seed = int(given.get("seed", config.seed))
     with Store.open(db) if stored else contextlib.nullcontext() as store:
         loaded = load_policy(None, config, base=base, store=store, trainable=True)
-        vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-        episodes = (
-            []
-            if store is None
-            else _take_episodes(store, data, loaded.hash, vocabulary, out.name, narrate)
-        )
-    share = data.demonstrations
+        episodes: list[Episode] = []
+        if store is not None:
+            vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+            episodes = choose(store, filter or "", loaded.hash, best_of, vocabulary, narrate)
+            _tag(store, episodes, f"sft-{out.name}", narrate)
     shown = min(Recipe.rows - 1, max(1, round(share * Recipe.rows))) if share else 0
-    count, each = (len(episodes), Recipe.rows - shown) if stored else (len(rows), Recipe.rows)
-    steps = {} if not count else {"steps": max(1, -(-data.epochs * count // each))}
+    count, each = len(episodes) or len(rows), Recipe.rows - shown
+    steps = {} if not count else {"steps": max(1, -(-epochs * count // each))}
     recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{**steps, **given, "seed": seed})
     stream = None
-    if data.file is not None:
+    if file is not None:
         stream = from_file.batches(loaded.chat, rows, min(each, count), seed)
     elif stored:
         stream = batches(episodes, min(each, count), seed)
         if shown:
             stream = with_demonstrations(stream, loaded.chat, packs, recipe, shown)
-    report = start(recipe.steps)
-    budget = config.train.token_budget
-    train(loaded.model, loaded.chat, packs, recipe, report, batches=stream, budget=budget)
+    parts = (loaded.model, loaded.chat, packs, recipe, start(recipe.steps))
+    train(*parts, batches=stream, budget=config.train.token_budget)
     assert loaded.folder is not None
     with written_whole(out, keep=True) as folder:
         save_model(loaded.model, loaded.folder, folder)
@@ -97,28 +83,12 @@ def _require_demonstrations(packs: Mapping[str, Pack]) -> None:
             )
 
 
-def _take_episodes(
-    store: Store,
-    data: Data,
-    tokenizer: str,
-    vocabulary: int,
-    name: str,
-    narrate: Callable[[str], None],
-) -> list[Episode]:
-    """Return the episodes to train on, tagged with their use, so that `ls -f tag:sft-NAME` lists them."""
-    found = choose(
-        store,
-        data.filter or "",
-        tokenizer,
-        best_of=data.best_of,
-        vocabulary=vocabulary,
-        narrate=narrate,
-    )
+def _tag(store: Store, found: list[Episode], tag: str, narrate: Callable[[str], None]) -> None:
+    """Tag the episodes to train on, so that `ls -f tag:sft-NAME` lists them."""
     tasks = len({(episode.pack, episode.task_id) for episode in found})
     rewards = [episode.graded_reward for episode in found if episode.graded]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "not graded"
-    narrate(f"{len(found)} episodes of {tasks} tasks, {mean}; tagged sft-{name}")
+    narrate(f"{len(found)} episodes of {tasks} tasks, {mean}; tagged {tag}")
     with store.transaction():
         for episode in found:
-            store.marks.tag(episode.id, f"sft-{name}")
-    return found
+            store.marks.tag(episode.id, tag)

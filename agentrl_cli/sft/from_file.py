@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import DataError, NotFound
 from agentrl_cli.learning.packing import Segment
+from agentrl_cli.sft.from_store import shuffled
 from agentrl_cli.tasks.forms import conversation, plain_messages
 from agentrl_cli.tasks.sources import jsonl
 from agentrl_cli.types import Origin
@@ -76,15 +76,9 @@ def batches(
     chat: Chat, rows: Sequence[tuple[list[Any], list[Any]]], size: int, seed: int
 ) -> Iterator[Any]:
     """Endless batches of conversations, each once an epoch in a new order."""
-    order, epoch, queue = list(range(len(rows))), 0, list[int]()
-    while True:
-        while len(queue) < size:
-            random.Random(f"file {seed} {epoch}").shuffle(order)
-            queue, epoch = queue + order, epoch + 1
-        batch, queue = queue[:size], queue[size:]
-        yield [[_segment(chat, *rows[number])] for number in batch]
-
-
-def _segment(chat: Chat, messages: list[Any], schemas: list[Any]) -> Segment:
-    rendered = chat.conversation(messages, schemas)
-    return Segment(np.asarray(rendered.ids, np.int32), np.asarray(rendered.origin) == Origin.MODEL)
+    for batch in shuffled(len(rows), size, f"file {seed}"):
+        rendered = [chat.conversation(*rows[number]) for number in batch]
+        yield [
+            [Segment(np.asarray(r.ids, np.int32), np.asarray(r.origin) == Origin.MODEL)]
+            for r in rendered
+        ]

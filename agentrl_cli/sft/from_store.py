@@ -6,6 +6,7 @@ what it (or a teacher with the same tokenizer) really said. https://arxiv.org/ab
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ def choose(
     store: Store,
     filter: str,
     tokenizer: str,
-    *,
     best_of: int | None = None,
     vocabulary: int | None = None,
     narrate: Callable[[str], None] = lambda text: None,
@@ -90,17 +90,20 @@ def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[
 
     An episode that branches is several segments, in which each of its sampled tokens is trained once.
     """
-    epoch, order = 0, list(range(len(episodes)))
-    queue: list[int] = []
-    while True:
-        while len(queue) < rows:
-            random.Random(f"rft {seed} {epoch}").shuffle(order)
-            queue += order
-            epoch += 1
-        batch, queue = queue[:rows], queue[rows:]
+    for batch in shuffled(len(episodes), rows, f"rft {seed}"):
         groups: dict[tuple[str, str], list[Segment]] = {}
-        for number in batch:
-            episode = episodes[number]
+        for episode in (episodes[number] for number in batch):
             segments = [segment for _, segment in segments_of(episode)]
             groups.setdefault((episode.pack, episode.task_id), []).extend(segments)
         yield list(groups.values())
+
+
+def shuffled(count: int, size: int, seed: str) -> Iterator[list[int]]:
+    """Yield batches of `size` numbers below `count` without end, each once an epoch in a new order."""
+    order, queue = list(range(count)), list[int]()
+    for epoch in itertools.count():
+        random.Random(f"{seed} {epoch}").shuffle(order)
+        queue += order
+        while len(queue) >= size:
+            yield queue[:size]
+            del queue[:size]

@@ -58,20 +58,19 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
     """Train a tokenizer on the packs' conversations and write it into `folder`."""
     plain = Chat(ByteTokenizer())
     texts = []
-    for _, (pack, messages) in zip(
-        range(recipe.texts), demonstrations(recipe, packs, recipe.seed + 1), strict=False
-    ):
-        said = [
-            {**message, "content": content_text(message.get("content"))} for message in messages
-        ]
+    drawn = demonstrations(recipe, packs, recipe.seed + 1)
+    for pack, _, messages in itertools.islice(drawn, recipe.texts):
+        said = [{**m, "content": content_text(m.get("content"))} for m in messages]
         texts.append(plain.decode(plain.conversation(said, pack.schemas).ids))
-    form: dict[str, Any] = {
-        "split": SPLIT,
-        "specials": SPECIALS,
-        "context": 1024,
-        "images": _sees(recipe),
-    }
-    return train_tokenizer(texts, folder, vocabulary=recipe.vocabulary, **form)
+    return train_tokenizer(
+        texts,
+        folder,
+        vocabulary=recipe.vocabulary,
+        split=SPLIT,
+        specials=SPECIALS,
+        context=1024,
+        images=_sees(recipe),
+    )
 
 
 def _sees(recipe: Recipe) -> bool:
@@ -84,24 +83,17 @@ def _sees(recipe: Recipe) -> bool:
 def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.optim.Optimizer]:
     """AdamW for all; with `muon_lr` Muon for the hidden matrices (https://kellerjordan.github.io/posts/muon/)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = [
-        p
-        for name, p in trained
-        if muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name
-    ]
-    chosen = {id(p) for p in inner}
-    rest = [p for _, p in trained if id(p) not in chosen]
+    inner: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, p in trained:
+        hidden = p.ndim == 2 and "embed" not in name and "head" not in name
+        (inner if muon_lr and hidden else rest).append(p)
     found: list[torch.optim.Optimizer] = []
     if rest:
         found.append(torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
         found.append(torch.optim.Muon(inner, lr=muon_lr, weight_decay=0.01, momentum=0.95))
     return found
-
-
-def rate(recipe: Recipe, step: int) -> float:
-    """Factor on the learning rate, which falls to a twentieth."""
-    return recipe.rate(step, recipe.total, 0.05)
 
 
 def train(
@@ -124,13 +116,13 @@ def train(
     if batches is None:
         batches = lessons(chat, packs, recipe)
     opts = optimizers(model, recipe.lr, recipe.muon_lr)
-    base = [[group["lr"] for group in opt.param_groups] for opt in opts]
+    base = [(group, group["lr"]) for opt in opts for group in opt.param_groups]
     model.train()
     started = time.monotonic()
     for step in range(recipe.total):
-        for opt, rates in zip(opts, base, strict=True):
-            for group, lr in zip(opt.param_groups, rates, strict=True):
-                group["lr"] = lr * rate(recipe, step)
+        factor = recipe.rate(step, recipe.total, 0.05)
+        for group, lr in base:
+            group["lr"] = factor * lr
         groups = (
             drill(rng, digits, chat.tokenizer.vocab_size, recipe.rows)
             if step < recipe.drills
@@ -169,17 +161,16 @@ def lessons(chat: Chat, packs: Mapping[str, Pack], recipe: Recipe) -> Iterator[l
         part = dataclasses.replace(recipe, tool_rate=lesson.tool_rate)
         stream = demonstrations(part, packs, recipe.seed + 3 + number, lesson.families)
         yield from (_by_pack(chat, stream, recipe.rows) for _ in range(lesson.steps))
-    stream = demonstrations(recipe, packs, recipe.seed + 2)
-    yield from (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
+    yield from with_demonstrations(itertools.repeat([]), chat, packs, recipe, recipe.rows)
 
 
 def _by_pack(
-    chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int
+    chat: Chat, stream: Iterator[tuple[Pack, dict[str, Any], list[Any]]], rows: int
 ) -> list[list[Segment]]:
     """Rows of one pack share its system prompt, so they make a group of the packed forward."""
     groups: dict[str, list[Segment]] = {}
     for _ in range(rows):
-        pack, messages = next(stream)
+        pack, _, messages = next(stream)
         groups.setdefault(pack.name, []).append(encode(chat, pack, messages))
     return list(groups.values())
 
@@ -200,21 +191,16 @@ def with_demonstrations(
 def use_recipe(run: RecipeRun) -> bool:
     """Make the model of a recipe, by `make` of the recipe.py beside its settings, or from packs if it has none.
 
-    False if it was stopped before. Raises ConfigError for a recipe.py without `make`.
+    False if it was stopped before. A recipe of packs is made in one go: a stop leaves nothing.
+    Raises UsageError, ConfigError.
     """
     code = run.path.with_name("recipe.py")
-    if not code.is_file():
-        return make_from_packs(run)
-    make = getattr(load_file(code), "make", None)
-    if not callable(make):
-        raise ConfigError(
-            f"{code} has no function `make`.", hint="def make(run: RecipeRun) -> bool: ..."
-        )
-    return bool(make(run))
-
-
-def make_from_packs(run: RecipeRun) -> bool:
-    """Make the model of a recipe of packs, in one go: a stop leaves nothing. Raises UsageError, ConfigError."""
+    if code.is_file():
+        own = getattr(load_file(code), "make", None)
+        if not callable(own):
+            hint = "def make(run: RecipeRun) -> bool: ..."
+            raise ConfigError(f"{code} has no function `make`.", hint=hint)
+        return bool(own(run))
     if run.resume:
         raise UsageError(f"{run.path} is trained in one go: it cannot be resumed.")
     recipe = parse_recipe(run.settings, run.path)
@@ -248,15 +234,13 @@ def make(
     if recipe.adapter is not None:
         return _make_adapter(recipe, packs, folder, report)
     tokenizer = make_tokenizer(recipe, packs, folder)
+    shape = recipe.architecture or {}
     if _sees(recipe):
-        model = make_seeing_model(recipe.architecture or {}, tokenizer, folder, recipe.seed)
+        model = make_seeing_model(shape, tokenizer, folder, recipe.seed)
         chat = attach(model, [folder], lambda images: Chat(tokenizer, images=images))
         assert chat is not None
     else:
-        model, chat = (
-            make_model(recipe.architecture or {}, tokenizer.vocab_size, recipe.seed),
-            Chat(tokenizer),
-        )
+        model, chat = make_model(shape, tokenizer.vocab_size, recipe.seed), Chat(tokenizer)
     train(model, chat, packs, recipe, report)
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a transformers model
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
-from agentrl_cli.hooks.threads import THREADS
+from agentrl_cli.hooks.threads import thread_metrics
 from agentrl_cli.reports import diagnosis
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
@@ -72,7 +72,7 @@ class StepReport:
         drift = [rollout.drift.pop(episode.id, "") for episode in episodes]
         primaries = {name: pack.primary for name, pack in packs.items()}
         metrics = step_metrics(groups, facts, drift, packs, primaries) | update.metrics
-        metrics |= collector.metrics(groups) | THREADS.metrics()
+        metrics |= collector.metrics(groups) | thread_metrics()
         if config.rollout.async_staleness:
             metrics |= age_metrics(groups, collector.run.name, step)
         if sandbox is not None:

@@ -13,12 +13,13 @@ import pytest
 import typer
 
 from agentrl_cli import __version__
-from agentrl_cli.commands import commands, load_command, main
+from agentrl_cli.commands import commands
 from agentrl_cli.commands.boundary import report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
 from agentrl_cli.errors import GateNotMet, NotFound, StoreError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, RewardPart
+from tests.helpers.cli import Cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -36,20 +37,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_project_without_runs_names_the_next_command(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_project_without_runs_names_the_next_command(project: Path, cli: Cli) -> None:
     said = "This project has no runs yet: `agentrl train --watch` starts the first."
-    assert main([]) == 0
-    assert said in capsys.readouterr().out
+    assert said in cli()
     (project / "agentrl.yaml").write_text("store: [")
-    assert main([]) == 0
-    page = capsys.readouterr().out
+    page = cli()
     assert said not in page and "Usage: agentrl" in page
     (project / "agentrl.yaml").write_text("train: {}\n")
     Store.open(project / "runs" / "agentrl.db").close()
-    assert main([]) == 0
-    assert said not in capsys.readouterr().out
+    assert said not in cli()
 
 
 def test_help_imports_hardly_anything() -> None:
@@ -66,37 +62,13 @@ def test_help_imports_hardly_anything() -> None:
     assert found == "[]" and int(modules) <= 12, done.stdout
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
-def test_the_front_page_names_every_command(
-    args: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(args) == 0
-    page = capsys.readouterr().out
+def test_the_front_page_names_every_command(cli: Cli) -> None:
+    page = cli()
+    assert page == cli("--help") == cli("-h")
     for name, (panel, _, text) in commands().items():
         assert f"\n  {name} " in page and text in page and f"\n{panel}\n" in page
     assert max(map(len, page.splitlines())) <= 110
-
-
-def test_every_command_and_option_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    def check(command: object, path: str) -> None:
-        for parameter in getattr(command, "params", []):
-            assert getattr(parameter, "help", None) or parameter.name == "help", (
-                f"{path} {parameter.name}"
-            )
-        for inner, child in getattr(command, "commands", {}).items():
-            check(child, f"{path} {inner}")
-
-    for name in commands():
-        command = load_command(name)
-        assert (command.help or "").strip(), f"{name} has no docstring"
-        check(command, name)
-        assert main([name, "--help"]) == 0
-        assert "install-completion" not in capsys.readouterr().out
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"agentrl {__version__}\n"
+    assert cli("--version") == f"agentrl {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -115,11 +87,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_mistake_is_exit_2_with_the_nearest(
-    args: list[str], words: str, capsys: pytest.CaptureFixture[str], project: Path
+    args: list[str], words: str, cli: Cli, project: Path
 ) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert words in err and "Traceback" not in err and out == ""
+    assert cli(*args, code=2, said=words) == ""
 
 
 @pytest.mark.parametrize(
@@ -182,31 +152,17 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stderr.close()
 
 
-def test_config_show_says_where_values_come_from(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["config", "show", "--json", "--set", "train.steps=3"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_config_show_validate_and_schema(project: Path, cli: Cli) -> None:
+    shown = cli.json("config", "show", "--set", "train.steps=3")
     assert shown["train.lr"] == {"value": 0.5, "source": f"file:{project}/agentrl.yaml:2"}
     assert shown["train.steps"] == {"value": 3, "source": "--set"}
     assert shown["seed"]["source"] == "default"
-    assert main(["config", "show", "train", "--changed"]) == 0
-    assert capsys.readouterr().out.split() == ["train.lr", "0.5", "agentrl.yaml:2"]
-
-
-def test_config_validate(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "validate"]) == 0
+    changed = cli("config", "show", "train", "--changed")
+    assert changed.split() == ["train.lr", "0.5", "agentrl.yaml:2"]
+    assert "train" in json.loads(cli("config", "schema"))["properties"]
+    cli("config", "validate")
     (project / "agentrl.yaml").write_text("train:\n  stepz: 1\n")
-    capsys.readouterr()
-    assert main(["config", "validate"]) == 2
-    assert "agentrl.yaml:2: unknown key train.stepz" in capsys.readouterr().err
-    assert main(["config", "validate", "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["valid"] is False
-
-
-def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "schema"]) == 0
-    assert "train" in json.loads(capsys.readouterr().out)["properties"]
+    cli("config", "validate", code=2, said="agentrl.yaml:2: unknown key train.stepz")
 
 
 def test_completion_knows_the_commands() -> None:
@@ -262,9 +218,7 @@ def test_ctrl_c_is_130() -> None:
     assert process.returncode == 130 and "Traceback" not in err
 
 
-def test_episodes_of_a_dead_run_are_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, cli: Cli) -> None:
     """Until a resume clears them: then they are cancelled, and those of a training were skipped."""
     db = tmp_path / "a.db"
     process = subprocess.Popen([sys.executable, "-c", ""])
@@ -278,18 +232,13 @@ def test_episodes_of_a_dead_run_are_interrupted(
                 )
 
     def outcomes() -> dict[str, str]:
-        assert main(["ls", "--format", "csv", "--db", str(db)]) == 0
-        return {
-            line.split(",")[0]: line.split(",")[5]
-            for line in capsys.readouterr().out.splitlines()[1:]
-        }
+        lines = cli("ls", "--format", "csv", "--db", str(db)).splitlines()[1:]
+        return {line.split(",")[0]: line.split(",")[5] for line in lines}
 
     dead = {"dead-train": "interrupted", "dead-eval": "interrupted"}
     assert outcomes() == {**dead, "alive-train": "running", "alive-eval": "running"}
-    assert main(["show", "dead-train", "--db", str(db)]) == 0
-    assert "\ninterrupted   reward" in capsys.readouterr().out
-    assert main(["show", "alive-train", "--db", str(db)]) == 0
-    assert "\nrunning   reward" in capsys.readouterr().out
+    for name, state in (("dead-train", "interrupted"), ("alive-train", "running")):
+        assert f"\n{state}   reward" in cli("show", name, "--db", str(db))
     with Store.open(db) as store:
         assert store.episodes.cancel("dead") == 2
         rows = [store.episodes.row(name) for name in dead]
@@ -314,49 +263,25 @@ ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "-
     ],
 )
 def test_rollout_takes_packs_in_turn(
-    args: list[str],
-    packs: list[str],
-    reported: str,
-    project: Path,
-    capfd: pytest.CaptureFixture[str],
+    args: list[str], packs: list[str], reported: str, project: Path, cli: Cli
 ) -> None:
-    assert main([*ROLLOUT, *args]) == 0
-    out, err = capfd.readouterr()
-    tasks = [row["task"] for row in json.loads(out)["episodes"]]
-    if not reported:
-        rows = json.loads(out)["episodes"]
-        assert main(["ls", "--json", "--limit", "0"]) == 0
-        listed = {row["id"]: row for row in json.loads(capfd.readouterr().out)}
-        for row in rows:
-            same = listed[row["id"]]
-            assert (row["turns"], row["tokens"], row["sampled"]) == (
-                same["n_turns"],
-                same["n_tokens"],
-                same["n_model_tokens"],
-            )
+    rows = json.loads(cli(*ROLLOUT, *args, said=reported))["episodes"]
+    assert reported or "were requested" not in cli.err
+    tasks = [row["task"] for row in rows]
     assert [task.split("/")[0] for task in tasks] == packs and len(set(tasks)) == len(packs)
-    assert reported in err and (reported != "" or "were requested" not in err)
+    listed = {row["id"]: row for row in cli.json("ls", "--limit", "0")}
+    for row in rows:
+        same = [listed[row["id"]][name] for name in ("n_turns", "n_tokens", "n_model_tokens")]
+        assert [row[name] for name in ("turns", "tokens", "sampled")] == same
 
 
 @pytest.mark.parametrize(
     ("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)]
 )
 def test_eval_heeds_the_limit_of_tasks(
-    args: list[str], count: int, project: Path, capfd: pytest.CaptureFixture[str]
+    args: list[str], count: int, project: Path, cli: Cli
 ) -> None:
     """The smaller of task.limit and eval.limit; --limit, given here, counts more."""
-    base = (
-        "eval",
-        "--model",
-        "scripted",
-        "-k",
-        "1",
-        "--pack",
-        "echo-task",
-        "--split",
-        "test",
-        "--compare-to",
-        "none",
-    )
-    assert main([*base, "--json", "--set", "task.limit=3", *args]) == 0
-    assert json.loads(capfd.readouterr().out)["settings"]["tasks"] == count
+    base = "eval --model scripted -k 1 --pack echo-task --split test --compare-to none".split()
+    found = cli.json(*base, "--set", "task.limit=3", *args)
+    assert found["settings"]["tasks"] == count

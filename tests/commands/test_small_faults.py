@@ -2,75 +2,45 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl_cli.chat_session.session import save
-from agentrl_cli.commands import main
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.tui.common.plain_text import align_rows
+from tests.helpers.cli import Cli
 from tests.helpers.train import TASK_YAML, write_pack, write_project
 from tests.tui.test_chat import session
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """`cli(...)` runs a command in tmp_path: (code, stdout, stderr)."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        capfd.readouterr()
-        code = main(list(args))
-        done = capfd.readouterr()
-        assert "Traceback" not in done.err and "Something went wrong" not in done.err, done.err
-        return code, done.out, done.err
-
-    return call
 
 
 def test_an_empty_split(tmp_path: Path, model: Path, cli: Cli) -> None:
     write_project(tmp_path, model)
-    assert "has no rows" not in cli("check")[2]
+    cli("check", code=1)  # tasks of two splits are the same
+    assert "has no rows" not in cli.err
     for name in ("test", "train"):
         (tmp_path / "data" / f"{name}.jsonl").write_text("\n")
-    code, _, err = cli("check")
-    assert (
-        code == 1 and "the split train has no rows" in err and "the split test has no rows" in err
-    )
-    code, out, err = cli("rollout")
-    assert code == 2 and "No tasks in split train" in err and not out
+    cli("check", code=1, said=("the split train has no rows", "the split test has no rows"))
+    assert not cli("rollout", code=2, said="No tasks in split train")
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
         assert not store.runs.all()
     for command in ("train", "eval"):
-        code, _, err = cli(command)
-        assert code == 2 and "Error: " in err, command
+        cli(command, code=2, said="Error: ")
 
 
 def test_replay_prints_json(tmp_path: Path, model: Path, cli: Cli) -> None:
     write_project(tmp_path, model)
-    assert cli("rollout", "-n", "2")[0] == 0
-    shown = json.loads(cli("show", "last", "--json")[1])
-    for args in (
-        ("replay", "last", "--json"),
-        ("replay", shown["id"], "--json"),
-        ("replay", "--json"),
-    ):
-        code, out, _ = cli(*args)
-        assert code == 0 and json.loads(out) == shown, args
-    rows = [
-        json.loads(line) for line in cli("replay", "last", "--tokens", "--json")[1].splitlines()
-    ]
-    assert len(rows) == shown["n_tokens"] if "n_tokens" in shown else len(rows) > 1
+    cli("rollout", "-n", "2")
+    shown = cli.json("show", "last")
+    assert cli.json("replay", "last") == cli.json("replay", shown["id"]) == shown
+    assert cli.json("replay") == shown
+    rows = cli("replay", "last", "--tokens", "--json").splitlines()
+    assert len(rows) == len(cli.json("show", "last", "--tokens")["tokens"]["ids"])
 
 
 @pytest.mark.parametrize(
@@ -122,16 +92,10 @@ def test_limits_of_a_tool_are_what_they_say(
         load_tools([{"name": "calculator", key: value}], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "one"),
-    [("losses", "loss"), ("policies", "policy"), ("advantages", "advantage"), ("hooks", "hook")],
-)
-def test_the_singular_of_a_kind(kind: str, one: str) -> None:
-    with pytest.raises(NotFound, match=f"^No {one} named 'foo'"):
-        resolve(kind, {}, "foo")
-
-
-def test_an_empty_list_is_a_sentence(tmp_path: Path) -> None:
+def test_a_name_that_does_not_exist_is_a_sentence(tmp_path: Path) -> None:
+    for kind, one in (("losses", "loss"), ("policies", "policy"), ("hooks", "hook")):
+        with pytest.raises(NotFound, match=f"^No {one} named 'foo'"):
+            resolve(kind, {}, "foo")
     write_pack(tmp_path / "pack")
     (tmp_path / "pack" / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
     with pytest.raises(NotFound) as error:
@@ -143,24 +107,21 @@ def test_an_empty_list_is_a_sentence(tmp_path: Path) -> None:
 def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [.]}\n")
     for args in (("check",), ("check", "."), ("train",), ("rollout",), ("init", ".", "new")):
-        code, _, err = cli(*args)
-        assert code == 2 and f"{tmp_path} has no task.yaml" in err, (args, err)
-    code, _, err = cli("check", "./nowhere")
-    assert code == 2 and "nowhere does not exist" in err
-    code, _, err = cli("check", "calc-tsk")
-    assert code == 2 and "Did you mean calc-task" in err
+        cli(*args, code=2, said=f"{tmp_path} has no task.yaml")
+    cli("check", "./nowhere", code=2, said="nowhere does not exist")
+    cli("check", "calc-tsk", code=2, said="Did you mean calc-task")
 
 
 def test_settings_for_a_finished_run_are_not_dropped_in_silence(
     tmp_path: Path, model: Path, cli: Cli
 ) -> None:
     write_project(tmp_path, model, train={"steps": 1})
-    assert cli("train")[0] == 0
-    code, _, err = cli("train", "--resume", "last")
-    assert code == 0 and "nothing left to do" in err and "Not applied" not in err
-    code, _, err = cli("train", "--resume", "last", "--set", "train.save.every=7", "--lr", "0.5")
-    assert code == 0 and "Not applied, since no steps are left" in err
-    assert "train.save.every=7, train.lr=0.5" in err
+    cli("train")
+    cli("train", "--resume", "last", said="nothing left to do")
+    assert "Not applied" not in cli.err
+    more = ("--set", "train.save.every=7", "--lr", "0.5")
+    dropped = "Not applied, since no steps are left: train.save.every=7, train.lr=0.5"
+    cli("train", "--resume", "last", *more, said=dropped)
 
 
 async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:

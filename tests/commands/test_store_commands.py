@@ -6,12 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.types import (
     Episode,
@@ -26,6 +24,7 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
 )
+from tests.helpers.cli import Cli
 
 
 def make(path: Path) -> None:
@@ -131,43 +130,24 @@ def db(tmp_path: Path) -> Path:
     return path
 
 
-Out = Any
-
-
 @pytest.fixture
-def run(db: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command on the store: (exit code, stdout, stderr)."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        code = main([*args, "--db", str(db)])
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
+def run(db: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command on the store."""
+    return Cli(capfd, db.parent, "--db", str(db))
 
 
-def test_ls(run: Out) -> None:
-    code, out, err = run("ls", "--sort", "reward", "--limit", "2")
-    lines = out.splitlines()
-    assert code == 0 and lines[0].split()[:4] == ["id", "run", "step", "task"]
-    assert [line.split()[0] for line in lines[1:]] == ["1e0", "1e1"] and lines[1].endswith(
-        "AFTERERR  seen"
-    )
-    assert "2 of 4" in err
-    code, out, _ = run("ls", "--filter", "outcome:solved", "--json")
-    (row,) = json.loads(out)
-    assert (row["id"], row["reward"], row["flags"], row["outcome"]) == (
-        "1e3",
-        0.85,
-        ["AFTERERR"],
-        "solved",
-    )
-    assert run("ls", "--run", "grpo-08")[1:] == (
-        run("ls", "--run", "grpo-08")[1],
-        "Nothing matches.\n",
-    )
-    assert run("ls", "-f", "rewrad:1")[0] == 2
-    assert len(run("ls", "--format", "jsonl")[1].splitlines()) == 4
+def test_ls(run: Cli) -> None:
+    lines = run("ls", "--sort", "reward", "--limit", "2", said="2 of 4").splitlines()
+    assert lines[0].split()[:4] == ["id", "run", "step", "task"]
+    assert [line.split()[0] for line in lines[1:]] == ["1e0", "1e1"]
+    assert lines[1].endswith("AFTERERR  seen")
+    (row,) = run.json("ls", "--filter", "outcome:solved")
+    assert [row[name] for name in ("id", "reward", "flags", "outcome")] == [
+        *("1e3", 0.85, ["AFTERERR"], "solved")
+    ]
+    run("ls", "--run", "grpo-08", said="Nothing matches.\n")
+    run("ls", "-f", "rewrad:1", code=2)
+    assert len(run("ls", "--format", "jsonl").splitlines()) == 4
 
 
 @pytest.mark.parametrize(
@@ -180,17 +160,14 @@ def test_ls(run: Out) -> None:
         ("tags", "seen"),
     ],
 )
-def test_ls_other_things(run: Out, what: str, first: str) -> None:
-    code, out, _ = run("ls", what, "--json")
-    rows = json.loads(out)
-    assert code == 0 and next(iter(rows[0].values())) == first
-    assert run("ls", what, "--format", "csv")[1].splitlines()[1].startswith(first)
-    assert run("ls", what, "--format", "md")[1].splitlines()[1].startswith("| ---")
+def test_ls_other_things(run: Cli, what: str, first: str) -> None:
+    assert next(iter(run.json("ls", what)[0].values())) == first
+    assert run("ls", what, "--format", "csv").splitlines()[1].startswith(first)
+    assert run("ls", what, "--format", "md").splitlines()[1].startswith("| ---")
 
 
-def test_show_an_episode(run: Out) -> None:
-    code, out, _ = run("show", "best")
-    assert code == 0
+def test_show_an_episode_and_the_tokens_of_one_turn(run: Cli) -> None:
+    out = run("show", "best")
     for text in (
         "episode 1e3   calc/0001   run grpo-07   step 1   sample 3   train",
         "solved   reward 0.85   advantage 0.3   trained   4 turns   18 tokens (10 sampled)",
@@ -204,163 +181,104 @@ def test_show_an_episode(run: Out) -> None:
         "group g:",
     ):
         assert text in out, out
-    assert (
-        out.count("SyntaxError: 4,5") == 3
-    )  # the message and the flags of the tool and of the answer; the result is not printed twice
+    # The message and the flags of the tool and of the answer; the result is not printed twice.
+    assert out.count("SyntaxError: 4,5") == 3
+    lines = run("show", "1e3", "--tokens", "--turn", "1").strip().splitlines()
+    assert len(lines) == 7
+    assert lines[1].split() == "at id origin logp entropy ratio clip adv weight text".split()
+    assert lines[2].split() == "7 105 model -0.5 -0.5 0.25 no 0.25 0.25 |i|".split()
+    assert run.json("show", "1e3", "--tokens")["signals"]["ratio"][7] == 0.25
 
 
-def test_show_tokens_of_one_turn(run: Out) -> None:
-    _, out, _ = run("show", "1e3", "--tokens", "--turn", "1")
-    lines = out.strip().splitlines()
-    assert (
-        len(lines) == 7
-        and lines[1].split() == "at id origin logp entropy ratio clip adv weight text".split()
-    )
-    assert lines[2].split() == [
-        "7",
-        "105",
-        "model",
-        "-0.5",
-        "-0.5",
-        "0.25",
-        "no",
-        "0.25",
-        "0.25",
-        "|i|",
-    ]
-    code, out, _ = run("show", "1e3", "--tokens", "--json")
-    assert code == 0 and json.loads(out)["signals"]["ratio"][7] == 0.25
+def test_show_a_run_and_what_is_not_there(run: Cli) -> None:
+    out = run("show", "grpo-07")
+    assert "run grpo-07   train   finished   step 1 of 4" in out and "reward    0.5" in out
+    assert run.json("show", "grpo-07")["last_step"]["kl"] is None
+    run("show", "1e9", code=2, said="1e")
+    run("show", "1e3", "--turn", "9", code=2)
+    run("show", "1e", code=2, said="several")
 
 
-def test_show_a_run_and_what_is_not_there(run: Out) -> None:
-    code, out, _ = run("show", "grpo-07")
-    assert (
-        code == 0
-        and "run grpo-07   train   finished   step 1 of 4" in out
-        and "reward    0.5" in out
-    )
-    assert json.loads(run("show", "grpo-07", "--json")[1])["last_step"]["kl"] is None
-    code, _, err = run("show", "1e9")
-    assert code == 2 and "1e" in err
-    assert run("show", "1e3", "--turn", "9")[0] == 2
-    code, _, err = run("show", "1e")
-    assert code == 2 and "several" in err
-
-
-def test_export(run: Out, tmp_path: Path) -> None:
-    code, out, _ = run("export", "--filter", "reward:>0.2", "--no-tokens")
-    assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == [
-        "1e1",
-        "1e2",
-        "1e3",
-    ]
+def test_export(run: Cli, tmp_path: Path) -> None:
+    out = run("export", "--filter", "reward:>0.2", "--no-tokens")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["1e1", "1e2", "1e3"]
     target = tmp_path / "out.jsonl"
-    assert run("export", "best", "--group", "--out", str(target))[0] == 0
+    run("export", "best", "--group", "--out", str(target))
     assert len(target.read_text().splitlines()) == 4
-    code, _, err = run("export", "best", "--out", str(target))
-    assert code == 2 and "--force" in err
-    assert (
-        json.loads(run("export", "best", "--out", str(target), "--force", "--json")[1])["episodes"]
-        == 1
-    )
+    run("export", "best", "--out", str(target), code=2, said="--force")
+    assert run.json("export", "best", "--out", str(target), "--force")["episodes"] == 1
 
 
-def test_grep(run: Out) -> None:
-    code, out, _ = run("grep", r"Error: \d", "-l")
-    assert code == 0 and out.split() == ["1e3", "1e2", "1e1", "1e0"]
-    code, out, err = run("grep", "syntax", "-i", "--role", "tool", "--limit", "1")
-    assert (code, out) == (0, "1e3@t2 tool: SyntaxError: 4,5\n") and "The first 1" in err
-    assert json.loads(run("grep", "12", "--limit", "1", "--json")[1])["turn"] == 0
-    assert run("grep", "nothing like it")[0] == 1
-    assert run("grep", "(")[0] == 2
+def test_grep(run: Cli) -> None:
+    assert run("grep", r"Error: \d", "-l").split() == ["1e3", "1e2", "1e1", "1e0"]
+    out = run("grep", "syntax", "-i", "--role", "tool", "--limit", "1", said="The first 1")
+    assert out == "1e3@t2 tool: SyntaxError: 4,5\n"
+    assert run.json("grep", "12", "--limit", "1")["turn"] == 0
+    run("grep", "nothing like it", code=1)
+    run("grep", "(", code=2)
 
 
-def test_query(run: Out) -> None:
-    code, out, _ = run(
-        "query",
-        "select task, count(*) as n, avg(reward) as mean from v_episodes group by task",
-        "--json",
-    )
-    assert code == 0 and json.loads(out) == [
-        {"task": "calc/0001", "n": 4, "mean": pytest.approx(0.475)}
-    ]
-    assert "1 row" not in run("query", "select ids from turn_tokens", "--limit", "1")[1]
-    code, _, err = run("query", "delete from runs")
-    assert code == 2 and "only reads" in err
-    assert "view v_groups: id, run, step" in run("query", "--schema")[1]
-    assert run("query")[0] == 2
-
-
-def test_views_agree_with_the_episodes(run: Out) -> None:
-    (group,) = json.loads(run("query", "select * from v_groups", "--json")[1])
+def test_query_and_the_views(run: Cli) -> None:
+    text = "select task, count(*) as n, avg(reward) as mean from v_episodes group by task"
+    assert run.json("query", text) == [{"task": "calc/0001", "n": 4, "mean": pytest.approx(0.475)}]
+    assert "1 row" not in run("query", "select ids from turn_tokens", "--limit", "1")
+    run("query", "delete from runs", code=2, said="only reads")
+    assert "view v_groups: id, run, step" in run("query", "--schema")
+    run("query", code=2)
+    (group,) = run.json("query", "select * from v_groups")
     rewards = [n / 4 + 0.1 for n in range(4)]
-    assert group["mean"] == pytest.approx(np.mean(rewards)) and group["sd"] == pytest.approx(
-        np.std(rewards)
-    )
+    assert group["mean"] == pytest.approx(np.mean(rewards))
+    assert group["sd"] == pytest.approx(np.std(rewards))
     assert (group["episodes"], group["solved"], group["has_signal"]) == (4, 0.25, 1)
-    turns = json.loads(
-        run("query", "select * from v_turns where episode='1e0' and tool is not null", "--json")[1]
-    )
-    assert [(turn["turn"], turn["tool"], turn["error"]) for turn in turns] == [
-        (1, "calculator", "exception")
-    ]
+    text = "select turn, tool, error from v_turns where episode='1e0' and tool is not null"
+    assert run.json("query", text) == [{"turn": 1, "tool": "calculator", "error": "exception"}]
 
 
-def test_runs_delete_asks_and_takes_the_folder(run: Out, db: Path) -> None:
-    folder = db.parent / "grpo-07"
-    code, _, err = run("runs", "delete", "grpo-07")
-    assert code == 1 and "--yes" in err and folder.is_dir()
-    code, _, err = run("runs", "delete", "grpo-08", "--yes")
-    assert code == 2 and "is running" in err
-    code, out, _ = run("runs", "delete", "grpo-07", "--yes", "--json")
-    assert code == 0 and json.loads(out) == [{"run": "grpo-07", "episodes": 4}]
-    assert not folder.exists() and db.exists()
-    assert json.loads(run("ls", "--json")[1]) == []
-
-
-def test_runs_delete_never_leaves_the_runs_folder(run: Out, db: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "precious"
+def test_runs_delete_asks_and_takes_the_folder_and_no_other(
+    run: Cli, db: Path, tmp_path: Path
+) -> None:
+    folder, outside = db.parent / "grpo-07", tmp_path / "precious"
     outside.mkdir()
     for place in ("../precious", str(outside), ".", ".."):
         with Store.open(db) as store:
             item = store.runs.add(RunRow(id="", name="odd", status="finished", dir=place))
-        assert run("runs", "delete", item.name, "--yes")[0] == 0
-    assert outside.is_dir() and db.exists() and (db.parent / "grpo-07").is_dir()
+        run("runs", "delete", item.name, "--yes")
+    assert outside.is_dir() and db.exists()
+    run("runs", "delete", "grpo-07", code=1, said="--yes")
+    assert folder.is_dir()
+    run("runs", "delete", "grpo-08", "--yes", code=2, said="is running")
+    deleted = run.json("runs", "delete", "grpo-07", "--yes")
+    assert deleted == [{"run": "grpo-07", "episodes": 4}]
+    assert not folder.exists() and db.exists() and run.json("ls") == []
 
 
-def test_runs_list_and_rename(run: Out) -> None:
-    code, out, _ = run("runs", "list", "--json")
-    assert code == 0 and [row["name"] for row in json.loads(out)] == ["grpo-08", "grpo-07"]
-    renamed = json.loads(run("runs", "rename", "grpo-07", "baseline", "--json")[1])
+def test_runs_list_and_rename(run: Cli) -> None:
+    assert [row["name"] for row in run.json("runs", "list")] == ["grpo-08", "grpo-07"]
+    renamed = run.json("runs", "rename", "grpo-07", "baseline")
     assert renamed == {"id": "1aaa", "name": "baseline", "before": "grpo-07"}
-    assert "baseline" in run("runs", "list")[1]
-    assert run("runs", "rename", "baseline", "grpo-08")[0] == 2
+    assert "baseline" in run("runs", "list")
+    run("runs", "rename", "baseline", "grpo-08", code=2)
 
 
-def test_db(run: Out, db: Path, tmp_path: Path) -> None:
-    assert run("db", "path")[1].strip() == str(db)
-    found = json.loads(run("db", "status", "--check", "--json")[1])
+def test_db(run: Cli, db: Path, tmp_path: Path) -> None:
+    assert run("db", "path").strip() == str(db)
+    found = run.json("db", "status", "--check")
     assert (found["rows"]["episodes"], found["rows"]["turns"], found["check"]) == (4, 16, "ok")
-    assert "episodes" in run("db", "status")[1]
+    assert "episodes" in run("db", "status")
     copy = tmp_path / "copy.db"
-    assert json.loads(run("db", "backup", str(copy), "--json")[1])["bytes"] == copy.stat().st_size
-    assert run("db", "backup", str(copy))[0] == 2
-    assert json.loads(run("db", "prune", "--dry-run", "--json")[1]) == {
-        "what": "numbers",
-        "episodes": 2,
-        "done": False,
-    }
-    assert json.loads(run("db", "prune", "--keep", "", "--yes", "--json")[1])["episodes"] == 4
+    assert run.json("db", "backup", str(copy))["bytes"] == copy.stat().st_size
+    run("db", "backup", str(copy), code=2)
+    planned = {"what": "numbers", "episodes": 2, "done": False}
+    assert run.json("db", "prune", "--dry-run") == planned
+    assert run.json("db", "prune", "--keep", "", "--yes")["episodes"] == 4
     with Store.open(db, readonly=True) as store:
-        assert (
-            store.signals.get("1e0") is None
-            and np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
-        )
+        assert store.signals.get("1e0") is None
+        assert np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
     with Store.open(copy, readonly=True) as store:
         assert store.signals.get("1e0") is not None
-    assert run("db", "prune", "--older-than", "soon")[0] == 2
-    assert run("db", "prune", "--keep", "bset")[0] == 2
-    assert run("db", "vacuum")[0] == 0
+    run("db", "prune", "--older-than", "soon", code=2)
+    run("db", "prune", "--keep", "bset", code=2)
+    run("db", "vacuum")
 
 
 def test_readers_import_neither_torch_nor_textual(db: Path) -> None:

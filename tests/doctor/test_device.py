@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.doctor.device_trial import try_part
@@ -19,6 +18,7 @@ from agentrl_cli.learning.forward import avoid, way_of
 from agentrl_cli.policies.device_check import PARTS, Part, Verdict, keep, try_device
 from agentrl_cli.policies.load import runner_for
 from agentrl_cli.types import Sampling
+from tests.helpers.cli import Cli
 from tests.helpers.local import policy_of, tiny
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ async def test_what_failed_is_not_used() -> None:
     assert full.starved and not full.problem("paged"), "another program had the memory"
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--device", "cpu"]) == 2
-    assert main(["doctor", "--gpu", "--device", "nonsense", "--json"]) == 3
-    assert "Unknown model.device 'nonsense'" in capsys.readouterr().err
+def test_the_command(cli: Cli) -> None:
+    cli("doctor", "--device", "cpu", code=2)
+    unknown = "Unknown model.device 'nonsense'"
+    cli("doctor", "--gpu", "--device", "nonsense", "--json", code=3, said=unknown)

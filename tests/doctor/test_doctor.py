@@ -11,10 +11,11 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.config.remote import RemoteConfig
-from agentrl_cli.doctor.check import Check
+from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.machine import check_machine, check_server
 from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.policies.remote.wires import TESTED_VLLM
+from tests.helpers.cli import Cli
 from tests.helpers.train import write_tokenizer
 from tests.helpers.web import served
 
@@ -97,35 +98,30 @@ def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
     assert store.status == "fail"
 
 
-def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["doctor", "--template", "tiny", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_a_template_is_audited(cli: Cli, tmp_path: Path) -> None:
+    report = cli.json("doctor", "--template", "tiny")
     assert report["append_only"] and report["stop_token_trained"] and report["problems"] == []
     write_tokenizer(
         tmp_path,
         "{% for m in messages %}<|im_start|>{{ m.role if loop.last else 'x' }}{{ m.content }}<|im_end|>"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
     )
-    capsys.readouterr()
-    assert main(["doctor", "--template", str(tmp_path)]) == 1
-    printed = capsys.readouterr().out
+    printed = cli("doctor", "--template", str(tmp_path), code=1)
     assert "turns can be appended: False" in printed and "model.chat.append_only=true" in printed
-    assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    cli("doctor", "--template", str(tmp_path / "none"), code=2, said="no such folder")
 
 
-def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sandbox_is_attacked_and_the_matrix_shown(cli: Cli) -> None:
     level, *_ = sandbox_level()
     if level not in ("ns", "docker"):
         pytest.skip(f"only {level} starts here")
-    assert main(["doctor", "--sandbox", "--level", level, "--json"]) == 0
-    rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
-    assert (
-        rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
-    )
-    assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
-    assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2
-    assert main(["doctor", "--level", level]) == 2  # it would be read and change nothing
+    rows = {row["name"]: row["status"] for row in cli.json("doctor", "--sandbox", "--level", level)}
+    assert rows.pop("hard limit") in ("ok", "warn")
+    assert set(rows.values()) == {"ok"} and len(rows) == 9
+    (row,) = cli.json("doctor", "--sandbox", "--level", "bare", code=3, said="level bare")
+    assert row["status"] == "fail"
+    cli("doctor", "--sandbox", "--level", "nothing", code=2)
+    cli("doctor", "--level", level, code=2)  # it would be read and change nothing
 
 
 def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

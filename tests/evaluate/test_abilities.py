@@ -7,13 +7,11 @@ import json
 import re
 from collections.abc import Sequence
 
-import pytest
-
 from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy
-from agentrl_cli.commands import main
 from agentrl_cli.evaluate.abilities import ABILITIES, Found, measure, verdict
 from agentrl_cli.policies.load import Loaded
 from recipes.tiny_tools.words import HELD_OUT
+from tests.helpers.cli import Cli
 
 TOKENIZER = ByteTokenizer()
 
@@ -90,9 +88,8 @@ def test_no_bundled_model_was_trained_on_these_tools() -> None:
     assert {tool.__name__ for ability in ABILITIES for tool in ability.tools} <= HELD_OUT
 
 
-def test_the_command_reports_each_ability_and_a_verdict(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--model", "scripted", "--json"]) == 3
-    lines = {one["name"]: one for one in json.loads(capfd.readouterr().out)}
+def test_the_command_reports_each_ability_and_a_verdict(cli: Cli) -> None:
+    lines = {one["name"]: one for one in cli.json("doctor", "--model", "scripted", code=3)}
     assert [*lines] == [*(ability.name for ability in ABILITIES), "verdict"]
     assert lines["calls a new tool"]["status"] == "warn" and lines["abstains"]["status"] == "ok"
     assert "RL cannot begin" in lines["verdict"]["detail"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
@@ -40,6 +39,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.checkpoint_names import full_name, trained_by
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.web import completion, served
 
 BYTES = ByteTokenizer()
@@ -57,10 +57,7 @@ def test_pass_at_k_by_hand() -> None:
     for n, c, k in ((4, 5, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)):
         with pytest.raises(ValueError, match="is not defined"):
             pass_at_k(n, c, k)
-
-
-def test_pass_at_k_is_unbiased() -> None:
-    """Its mean over all outcomes of 5 attempts, each solved with p = 0.3, is exactly 1 - 0.7^k."""
+    # Unbiased: its mean over all outcomes of 5 attempts, each solved with p = 0.3, is exactly 1 - 0.7^k.
     for k in range(1, 6):
         mean = sum(math.comb(5, c) * 0.3**c * 0.7 ** (5 - c) * pass_at_k(5, c, k) for c in range(6))
         assert mean == pytest.approx(1 - 0.7**k)
@@ -569,82 +566,72 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
         )
 
 
-Cli = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """`cli(...)` runs a command in a project whose model says "Hello." to everything; (code, stdout, stderr)."""
-    project = write_pack(tmp_path / "project", ["Hello.", "bee", "Hello.", "dog", "Hello."])
-    (project / "agentrl.yaml").write_text(
+def project(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs commands in a project whose model says "Hello." to everything."""
+    folder = write_pack(tmp_path / "project", ["Hello.", "bee", "Hello.", "dog", "Hello."])
+    (folder / "agentrl.yaml").write_text(
         "model: {name: scripted}\ntask: {packs: ['.']}\neval: {k: 2}\n"
     )
-
-    def call(*args: str) -> tuple[int, str, str]:
-        code = main([*args, "--project", str(project)])
-        done = capfd.readouterr()
-        return code, done.out, done.err
-
-    return call
+    return Cli(capfd, tmp_path, "--project", str(folder))
 
 
-def test_eval_without_a_training_evaluates_the_base(cli: Cli) -> None:
-    code, out, err = cli("eval")
-    assert code == 0 and "the base alone" in err
+def test_eval_without_a_training_evaluates_the_base(project: Cli) -> None:
+    out = project("eval", said="the base alone")
     assert "split test: 5 tasks, 2 attempts each" in out and "held-out families" in out
     line = next(line for line in out.splitlines() if line.startswith("pass@1"))
-    assert "0.600 [0.231, 0.882]" in line  # Wilson, 3 of 5
-    assert "McNemar" not in out
+    assert "0.600 [0.231, 0.882]" in line and "McNemar" not in out  # Wilson, 3 of 5
 
 
-def test_eval_gate_json_and_split(cli: Cli) -> None:
-    code, out, err = cli(
-        "eval", "--json", "--fail-under", "0.7", "--split", "test", "-k", "1", "-n", "3"
-    )
-    read = json.loads(out)
-    assert code == 4 and "under 0.7" in err
-    assert read["gate"] == {"fail_under": 0.7, "met": False} and read["settings"]["splits"] == [
-        "test"
-    ]
-    assert read["results"][0]["splits"]["test"]["pass_at"]["1"]["value"] == pytest.approx(
-        1 / 3
-    )  # t0, t1, t3
-    assert read["results"][0]["splits"]["test"]["tasks"] == 3 and read["comparisons"] == []
-    assert cli("eval", "--fail-under", "0.6")[0] == 0
+def test_eval_gate_json_and_split(project: Cli) -> None:
+    asked = "eval --fail-under 0.7 --split test -k 1 -n 3".split()
+    read = project.json(*asked, code=4, said="under 0.7")
+    assert read["gate"] == {"fail_under": 0.7, "met": False} and read["comparisons"] == []
+    assert read["settings"]["splits"] == ["test"]
+    found = read["results"][0]["splits"]["test"]
+    assert found["pass_at"]["1"]["value"] == pytest.approx(1 / 3)  # t0, t1, t3
+    assert found["tasks"] == 3
+    project("eval", "--fail-under", "0.6")
 
 
-def test_eval_compares_two(cli: Cli) -> None:
-    code, out, err = cli("eval", "scripted", "--compare-to", "tinny", "--json")
-    assert code == 2 and "tinny" in err and out == ""
-    code, out, _ = cli("eval", "scripted", "--compare-to", "none", "--resume", "--no-tools")
-    assert code == 0 and "without tools" in out
-    code, _, err = cli("eval", "fox@best", "--checkpoint", "fox@last")
-    assert code == 2 and "unexpected extra argument" in err
-    code, _, err = cli("eval", "fox@best")
-    assert code == 2 and "No run named 'fox'" in err
-    assert cli("eval", "--families", "nine")[0] == 2
-    assert cli("eval", "--split", "tets")[0] == 2
+def test_eval_compares_two(project: Cli) -> None:
+    for args, said in (
+        (("scripted", "--compare-to", "tinny", "--json"), "tinny"),
+        (("fox@best", "--checkpoint", "fox@last"), "unexpected extra argument"),
+        (("fox@best",), "No run named 'fox'"),
+        (("--families", "nine"), "nine"),
+        (("--split", "tets"), "tets"),
+    ):
+        assert project("eval", *args, code=2, said=said) == ""
+    out = project("eval", "scripted", "--compare-to", "none", "--resume", "--no-tools")
+    assert "without tools" in out
 
 
-def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
+def test_eval_of_a_model_beside_an_endpoint(project: Cli, tmp_path: Path) -> None:
     """One table, an exact test of the pair, one picture; what cannot be combined or read is a sentence."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
-        robot = f"robot@{url}/v1"
-        given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
-        code, _, err = cli(
-            "eval", "--endpoint", robot.replace("robot@", "robot-2@"), *given, "--fail-under", "0.1"
+        given = (
+            "--endpoint",
+            f"robot@{url}/v1",
+            "--split",
+            "test",
+            "--svg",
+            str(tmp_path / "x.svg"),
         )
-        assert code == 4 and "under 0.1: robot-2 0.000, robot 0.000" in err  # each of them
-        code, out, err = cli("eval", "--model", "scripted", *given)
-        assert code == 0, err
+        both = ("--endpoint", f"robot-2@{url}/v1", *given, "--fail-under", "0.1")
+        project("eval", *both, code=4, said="under 0.1: robot-2 0.000, robot 0.000")  # each of them
+        out = project("eval", "--model", "scripted", *given)
     heads = next(line for line in out.splitlines() if "scripted" in line)
     rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
     assert heads.split() == ["scripted", "robot"] and rates.split()[1::3] == ["0.600", "0.000"]
     assert "McNemar's exact test p = 0.25" in out
     assert (tmp_path / "x.svg").read_text().count("<rect") == 3
-    code, _, err = cli("eval", "--endpoint", "@http://127.0.0.1:9/v1")
-    assert code == 2 and "names no model" in err
-    for flag, name in (("", "A checkpoint"), ("--run", "--run"), ("--compare-to", "--compare-to")):
-        code, _, err = cli("eval", "--model", "a", "--model", "b", *filter(None, [flag]), "best")
-        assert code == 2 and f"{name} and several models exclude each other" in err
+    project("eval", "--endpoint", "@http://127.0.0.1:9/v1", code=2, said="names no model")
+    two = ("eval", "--model", "a", "--model", "b")
+    for words, name in (
+        (["best"], "A checkpoint"),
+        (["--run", "best"], "--run"),
+        (["--compare-to", "best"], "--compare-to"),
+    ):
+        project(*two, *words, code=2, said=f"{name} and several models exclude each other")

@@ -46,20 +46,6 @@ async def test_sync_and_async_methods_in_order() -> None:
     assert seen == ["a step 3", "b step 3", "a update 0.5", "b update 0.5"]
 
 
-def test_notify_without_a_loop() -> None:
-    seen: list[str] = []
-    HookList([Recorder(seen, "a")]).notify("on_update", metrics={"loss": 1.0}, step=1)
-    assert seen == ["a update 1.0"]
-
-
-async def test_notify_inside_a_loop_finishes_at_drain() -> None:
-    seen: list[str] = []
-    hooks = HookList([Recorder(seen, "a")])
-    hooks.notify("on_update", metrics={"loss": 1.0}, step=1)
-    await hooks.drain()
-    assert seen == ["a update 1.0"]
-
-
 async def test_any_class_and_any_subset_of_arguments() -> None:
     seen: list[Any] = []
 
@@ -140,11 +126,11 @@ async def test_failures_are_logged_except_at_rollout_end(caplog: pytest.LogCaptu
         await hooks.rollout_end(EPISODE, TASK)
 
 
-def test_the_jsonl_logger_writes_plain_json(tmp_path: Path) -> None:
+async def test_the_jsonl_logger_writes_plain_json(tmp_path: Path) -> None:
     hooks = load_hooks(["jsonl"])
-    hooks.notify("on_run_start", run=RunRow(id="1", name="a", dir=str(tmp_path)))
-    hooks.notify("on_update", metrics={"loss": 0.25, "kl": float("nan")}, step=1)
-    hooks.notify("on_eval", result=EvalResult("fox@1", 1, 0, 1.0, True, ()), step=2)
+    await hooks.call("on_run_start", run=RunRow(id="1", name="a", dir=str(tmp_path)))
+    await hooks.call("on_update", metrics={"loss": 0.25, "kl": float("nan")}, step=1)
+    await hooks.call("on_eval", result=EvalResult("fox@1", 1, 0, 1.0, True, ()), step=2)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0] == {"step": 1, "loss": 0.25, "kl": None}
     assert (lines[1]["step"], lines[1]["eval"]["name"]) == (2, "fox@1")
@@ -152,7 +138,7 @@ def test_the_jsonl_logger_writes_plain_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [None, RunRow(id="1", name="a")])
-def test_the_jsonl_logger_without_a_folder_writes_nothing(
+async def test_the_jsonl_logger_without_a_folder_writes_nothing(
     run: RunRow | None,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -160,8 +146,8 @@ def test_the_jsonl_logger_without_a_folder_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hooks = load_hooks(["jsonl"])
-    hooks.notify("on_run_start", run=run)
-    hooks.notify("on_update", metrics={"loss": 0.25}, step=1)
+    await hooks.call("on_run_start", run=run)
+    await hooks.call("on_update", metrics={"loss": 0.25}, step=1)
     assert list(tmp_path.iterdir()) == [] and not caplog.records
 
 
@@ -178,12 +164,12 @@ async def test_every_event_has_the_run_and_the_end_of_a_rollout_its_context() ->
     assert seen == [{"rollout": EPISODE, "task": TASK, "context": context, "run": run}]
 
 
-def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:
+async def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Mine:\n    def on_run_start(self, run): run.append('mine')\n"
     )
     run: list[str] = []
-    load_hooks(["mine.py:Mine"], base=tmp_path).notify("on_run_start", run=run)
+    await load_hooks(["mine.py:Mine"], base=tmp_path).call("on_run_start", run=run)
     assert run == ["mine"]
     with pytest.raises(NotFound, match="No hook named 'jsonk'"):
         load_hooks(["jsonk"])

@@ -36,7 +36,7 @@ from agentrl_cli.models.processor import images_of
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.reports.export import export_jsonl
+from agentrl_cli.reports.export import export_lines, write_lines
 from agentrl_cli.reports.html import export_html
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
@@ -524,7 +524,7 @@ def test_pictures_are_kept_once_and_shown(
         assert (
             view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5
         )  # six are still listed one by one
-        export_jsonl(store, [made[0].id], tmp_path / "e.jsonl")
+        write_lines(export_lines(store, [made[0].id]), tmp_path / "e.jsonl")
         export_html(store, [made[0].id], tmp_path / "e.html", token_texts)
     row = json.loads((tmp_path / "e.jsonl").read_text())
     shown = [turn for turn in row["turns"] if turn["role"] == "tool"]

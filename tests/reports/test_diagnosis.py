@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
 from agentrl_cli.reports.diagnosis import RULES, STAGES, conclude, diagnose, first_fault, stages
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Task
 from tests.guards.test_recommended import commands_in, problem_of
+from tests.helpers.cli import Cli
 from tests.reports.planted import (
     BOLTS,
     CONFIG,
@@ -172,7 +172,7 @@ def test_texts_have_no_names_of_metrics() -> None:
             assert not re.search(r"\w+/\w+_\w+", found.text), (name, found.text)
 
 
-def test_the_command_reads_a_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
     """The same words in text and JSON, from recorded steps and episodes; an episode has its reasons."""
     where, seen = ["--db", str(tmp_path / "a.db")], PLANTED["tools"]
     with Store.open(tmp_path / "a.db") as store:
@@ -180,14 +180,12 @@ def test_the_command_reads_a_store(tmp_path: Path, capfd: pytest.CaptureFixture[
         store.episodes.add(one.with_(run_id=run.id, kind="train") for one in seen.episodes)
         for row in seen.steps:
             store.runs.add_step(run.id, row["step"], row)
-    assert main(["why", *where]) == 0
-    said = capfd.readouterr().out.splitlines()
+    said = cli("why", *where).splitlines()
     assert said[1:4] == ["  template    ok", "  calls       ok", "  tools       warn"]
     assert said[4] == first_fault(diagnose(seen)).line  # type: ignore[union-attr]
-    assert main(["why", "demo", "--json", *where]) == 0
-    found = json.loads(capfd.readouterr().out)
+    found = cli.json("why", "demo", *where)
     assert found["finding"]["line"] == said[4] and found["finding"]["episode"] == "e0"
     assert [one["stage"] for one in found["stages"]] == list(STAGES)
-    assert main(["why", "e3", *where]) == 0
-    assert "pallets failed 1×: KeyError: ('steel bolts are', 'Molde')" in capfd.readouterr().out
-    assert main(["why", "unknown", *where]) != 0 and "unknown" in capfd.readouterr().err
+    reason = "pallets failed 1×: KeyError: ('steel bolts are', 'Molde')"
+    assert reason in cli("why", "e3", *where)
+    cli("why", "unknown", *where, code=2, said="unknown")

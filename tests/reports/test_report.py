@@ -19,6 +19,7 @@ from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.types import Origin, Outcome, RewardPart, ToolResult
 from tests.helpers import tui_demo as demo
 from tests.helpers.browser import browser
+from tests.helpers.cli import Cli
 
 HOSTILE = (
     "</script></pre></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -161,27 +162,19 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
     ("asked", "folder"), [("made", "made-pictures"), ("r.md", "r"), ("", "report-grpo-07")]
 )
 def test_pictures_lie_beside_markdown_of_any_name(
-    db: Path, tmp_path: Path, asked: str, folder: str
+    db: Path, tmp_path: Path, cli: Cli, asked: str, folder: str
 ) -> None:
-    """A name without suffix was taken for the folder of the pictures, too; a folder gets the default name."""
+    """A name without suffix was taken for the folder of the pictures, too. An existing file is kept."""
     out = tmp_path / asked
-    assert main(["report", "grpo-07", "--format", "md", "-o", str(out), "--db", str(db)]) == 0
+    cli("report", "grpo-07", "--format", "md", "-o", str(out), "--db", str(db))
     md = (out if asked else tmp_path / "report-grpo-07.md").read_text()
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", md)
     assert len(shown) > 2 and all((tmp_path / path).is_file() for path in shown)
     assert {Path(path).parent.name for path in shown} == {folder}
-
-
-def test_an_existing_file_is_kept(
-    db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     path = tmp_path / "report.html"
     path.write_text("mine")
-    assert (
-        main(["report", "grpo-07", "--out", str(path), "--db", str(db)]) == 2
-        and path.read_text() == "mine"
-    )
-    assert "--force" in capsys.readouterr().err
+    cli("report", "grpo-07", "--out", str(path), "--db", str(db), code=2, said="--force")
+    assert path.read_text() == "mine"
 
 
 def test_the_oddest_has_the_rarest_flags_and_a_push_has_seven_steps(db: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode
+from tests.helpers.cli import Cli
 from tests.helpers.train import episodes_of, trainer_of, write_model
 
+EQUAL = "skipped:no_signal: all rewards of the group are equal"
 BROKEN = "def broken(episode, ctx):\n    raise ValueError('no')\n\n\nNUMBER = 3\n"
 FUNCTIONS = """\
 def even(episode):
@@ -24,21 +26,30 @@ def words(episode, ctx):
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a training of two steps on the bandit."""
-    import asyncio
-
-    folder = tmp_path_factory.mktemp("rescore")
+def train(folder: Path, **sections: Any) -> Path:
+    """Trains two steps on the bandit; returns the store."""
     model = write_model(folder / "model")
 
-    async def train() -> None:
-        async with trainer_of(folder / "project", model) as trainer:
+    async def run() -> None:
+        async with trainer_of(folder / "project", model, **sections) as trainer:
             await trainer.train()
 
-    asyncio.run(train())
-    (folder / "project" / "mine.py").write_text(FUNCTIONS + BROKEN)
+    asyncio.run(run())
     return folder / "project" / "runs" / "agentrl.db"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a training, with reward functions beside it."""
+    db = train(tmp_path_factory.mktemp("rescore"))
+    (db.parent.parent / "mine.py").write_text(FUNCTIONS + BROKEN)
+    return db
+
+
+@pytest.fixture
+def rescore(trained: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `agentrl rescore` on that store, with mine.py in the working folder."""
+    return Cli(capfd, trained.parent.parent, "--db", str(trained))
 
 
 def episodes(db: Path) -> list[Episode]:
@@ -46,16 +57,9 @@ def episodes(db: Path) -> list[Episode]:
         return episodes_of(store, store.runs.all()[0])
 
 
-def rescore(db: Path, capfd: pytest.CaptureFixture[str], *args: str) -> dict:  # type: ignore[type-arg]
-    capfd.readouterr()
-    assert main(["rescore", "last", "--db", str(db), "--json", *args]) == 0
-    found: dict = json.loads(capfd.readouterr().out)  # type: ignore[type-arg]
-    return found
-
-
-def test_new_weights_by_hand(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_new_weights_by_hand(trained: Path, rescore: Cli) -> None:
     before = episodes(trained)
-    found = rescore(trained, capfd, "--set", "rewards.length=0.5", "--set", "rewards.even=2")
+    found = rescore.json("rescore", "--set", "rewards.length=0.5", "--set", "rewards.even=2")
     assert found["set"] == "length=0.5 even=2" and found["summary"]["episodes"] == len(before) == 16
     parts = {e.id: {part.name: part.value for part in e.reward_parts} for e in before}
     rewards = {name: 2 * part["even"] + 0.5 * part["length"] for name, part in parts.items()}
@@ -72,163 +76,111 @@ def test_new_weights_by_hand(trained: Path, capfd: pytest.CaptureFixture[str]) -
             assert row["advantage"] == pytest.approx(by_hand, abs=1e-5) and row["fact"] == "trained"
             assert row["turns"] == pytest.approx([by_hand], abs=1e-5)
         else:
-            assert (
-                row["advantage"] is None
-                and row["fact"] == "skipped:no_signal: all rewards of the group are equal"
-            )
+            assert row["advantage"] is None and row["fact"] == EQUAL
     after = episodes(trained)
     assert [(e.reward, e.advantage, e.fact) for e in after] == [
         (e.reward, e.advantage, e.fact) for e in before
     ]
 
 
-def test_the_same_settings_give_the_stored_advantages(
-    trained: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = rescore(trained, capfd, "--no-keep")
-    assert (
-        found["set"] is None and found["summary"]["changed"] == found["summary"]["sign_flips"] == 0
-    )
+def require_stored(found: dict[str, Any]) -> None:
+    """Whether the advantages are those that were trained with."""
     for row in found["episodes"]:
         assert row["fact"] == row["fact_before"] and row["delta"] == 0
         if row["fact"] == "trained":
             assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
 
 
-def test_a_steered_kl_counts_as_it_did_in_its_step(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import asyncio
+def test_the_same_settings_give_the_stored_advantages(rescore: Cli) -> None:
+    found = rescore.json("rescore", "--no-keep")
+    assert found["set"] is None
+    assert found["summary"]["changed"] == found["summary"]["sign_flips"] == 0
+    require_stored(found)
 
-    model = write_model(tmp_path / "model")
-    algo = {"advantage": "dr_grpo", "kl_coef": 5.0, "kl_in": "reward", "kl_target": 1e-9}
 
-    async def train() -> None:
-        async with trainer_of(tmp_path / "project", model, algo=algo) as trainer:
-            await trainer.train()
-
-    asyncio.run(train())
-    db = tmp_path / "project" / "runs" / "agentrl.db"
+def test_a_steered_kl_counts_as_it_did_in_its_step(tmp_path: Path, cli: Cli) -> None:
+    db = train(
+        tmp_path,
+        algo={"advantage": "dr_grpo", "kl_coef": 5.0, "kl_in": "reward", "kl_target": 1e-9},
+    )
     with Store.open(db, readonly=True) as store:
         first, second = (row["kl_coef"] for row in store.runs.steps(store.runs.all()[0].id))
     assert first == 5.0 and second != first
-    rows = [row for row in rescore(db, capfd, "--no-keep")["episodes"] if row["fact"] == "trained"]
-    assert {row["step"] for row in rows} == {1, 2}
-    for row in rows:
-        assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
+    found = cli.json("rescore", "--no-keep", "--db", str(db))
+    require_stored(found)
+    assert {row["step"] for row in found["episodes"] if row["fact"] == "trained"} == {1, 2}
 
 
-def test_another_estimator(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = rescore(trained, capfd, "--advantage", "rloo")
-    assert found["set"] == "rloo"
-    by_id = {row["episode"]: row for row in found["episodes"]}
-    for e in episodes(trained):
-        others = [
-            o.graded_reward for o in episodes(trained) if o.group_id == e.group_id and o.id != e.id
-        ]
-        if by_id[e.id]["fact"] == "trained":
-            assert by_id[e.id]["advantage"] == pytest.approx(
-                e.graded_reward - float(np.mean(others)), abs=1e-5
-            )
-
-
-def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    names = ["grpo", "dr_grpo", "reinforce_pp"]
+def test_several_estimators_side_by_side(trained: Path, rescore: Cli) -> None:
+    names = ["grpo", "dr_grpo", "reinforce_pp", "rloo"]
     asked = [word for name in names for word in ("--advantage", name)]
-    capfd.readouterr()
-    assert main(["rescore", "--db", str(trained), "--json", *asked]) == 0
-    found = json.loads(capfd.readouterr().out)
+    found = rescore.json("rescore", *asked)
     assert [one["set"] for one in found] == names
-    for row, centred in zip(found[0]["episodes"], found[1]["episodes"], strict=True):
+    require_stored(found[0])
+    known = {e.id: e for e in episodes(trained)}
+    for row, centred, left_out in zip(*(found[n]["episodes"] for n in (0, 1, 3)), strict=True):
         if row["fact"] == "trained":
-            assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
-            mine = [
-                e.graded_reward
-                for e in episodes(trained)
-                if e.group_id == _group(trained, row["episode"])
-            ]
-            assert centred["advantage"] == pytest.approx(
-                row["reward"] - float(np.mean(mine)), abs=1e-5
-            )
-    assert all(row["fact"] == "trained" for row in found[2]["episodes"]), (
-        "it compares over the batch, not in the group"
-    )
-    assert main(["rescore", "--db", str(trained), "--no-keep", *asked]) == 0
-    out = capfd.readouterr()
-    assert (
-        all(name in out.out.splitlines()[0] for name in names) and "Nothing was stored" in out.err
-    )
+            group = [e for e in known.values() if e.group_id == known[row["episode"]].group_id]
+            mean = float(np.mean([e.graded_reward for e in group]))
+            assert centred["advantage"] == pytest.approx(row["reward"] - mean, abs=1e-5)
+            rest = [e.graded_reward for e in group if e.id != row["episode"]]
+            by_hand = row["reward"] - float(np.mean(rest))
+            assert left_out["advantage"] == pytest.approx(by_hand, abs=1e-5)
+    # It compares over the batch, not in the group.
+    assert all(row["fact"] == "trained" for row in found[2]["episodes"])
+    out = rescore("rescore", "--no-keep", *asked, said="Nothing was stored")
+    assert all(name in out.splitlines()[0] for name in names)
     with Store.open(trained, readonly=True) as store:
         first = found[0]["episodes"][0]["episode"]
         assert set(names) <= {score.name for score in store.scores.get(first)}, "replay lists them"
 
 
-def _group(db: Path, episode: str) -> str | None:
-    return next(e.group_id for e in episodes(db) if e.id == episode)
-
-
-def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = str(trained.parent.parent / "mine.py")
-    found = rescore(
-        trained, capfd, "--reward", f"{file}:words", "--set", "rewards.words=3", "-f", "step:1"
-    )
+def test_new_functions(rescore: Cli) -> None:
+    words = ("--reward", "mine.py:words", "--set", "rewards.words=3", "-f", "step:1")
+    found = rescore.json("rescore", *words)
     assert found["summary"]["episodes"] == 8
-    assert all(
-        row["delta"] == pytest.approx(3 * row["parts"]["words"]["value"])
-        for row in found["episodes"]
-    )
-    assert all(row["parts"]["words"]["value"] >= 1 for row in found["episodes"])
-    replaced = rescore(trained, capfd, "--reward", f"even={file}:even", "--no-keep")
+    for row in found["episodes"]:
+        value = row["parts"]["words"]["value"]
+        assert value >= 1 and row["delta"] == pytest.approx(3 * value)
+    replaced = rescore.json("rescore", "--reward", "even=mine.py:even", "--no-keep")
     assert {row["reward"] for row in replaced["episodes"]} == {-1.0}
     assert replaced["summary"]["trained"] == 0, "all rewards are equal now"
-    assert {row["fact"] for row in replaced["episodes"]} == {
-        "skipped:no_signal: all rewards of the group are equal"
-    }
+    assert {row["fact"] for row in replaced["episodes"]} == {EQUAL}
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "reinforce_pp"])
 def test_a_filter_leaves_what_episodes_are_compared_with(
-    trained: Path, capfd: pytest.CaptureFixture[str], estimator: str
+    trained: Path, rescore: Cli, estimator: str
 ) -> None:
     middle = sorted(e.graded_reward for e in episodes(trained))[8]
-    whole = rescore(trained, capfd, "--no-keep", "--advantage", estimator)["episodes"]
-    some = rescore(
-        trained, capfd, "--no-keep", "--advantage", estimator, "-f", f"reward:>={middle}"
-    )
+    asked = ("rescore", "--no-keep", "--advantage", estimator)
+    whole = rescore.json(*asked)["episodes"]
+    some = rescore.json(*asked, "-f", f"reward:>={middle}")
     assert 0 < some["summary"]["episodes"] == len(some["episodes"]) < len(whole)
     assert some["episodes"] == [row for row in whole if row["reward"] >= middle]
 
 
-def test_what_cannot_be_scored_is_said(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = str(trained.parent.parent / "mine.py")
+def test_what_cannot_be_scored_is_said(trained: Path, rescore: Cli) -> None:
     with Store.open(trained, readonly=True) as store:
-        sets = len(store.scores.sets(store.runs.all()[0].id))
-    for args, said in (
-        (["--reward", f"{file}:broken"], "raised ValueError: no"),
-        (["--reward", f"{file}:NUMBER"], "is not a function"),
-        (["--reward", f"{file}:wordz"], "words"),
-        (["--set", "rewards.lenght=1"], "length"),
-        (["--advantage", "gae"], "gae"),
-        (["-f", "step:99"], "no finished episodes"),
+        before = store.scores.sets(store.runs.all()[0].id)
+    for args, code, said in (
+        (["--reward", "mine.py:broken"], 1, "raised ValueError: no"),
+        (["--reward", "mine.py:NUMBER"], 2, "is not a function"),
+        (["--reward", "mine.py:wordz"], 2, "words"),
+        (["--set", "rewards.lenght=1"], 2, "length"),
+        (["--advantage", "gae"], 2, "gae"),
+        (["-f", "step:99"], 2, "no finished episodes"),
     ):
-        assert main(["rescore", "--db", str(trained), *args]) != 0
-        assert said in capfd.readouterr().err
+        rescore("rescore", *args, code=code, said=said)
     with Store.open(trained, readonly=True) as store:
-        assert len(store.scores.sets(store.runs.all()[0].id)) == sets, "nothing was stored"
+        assert store.scores.sets(store.runs.all()[0].id) == before, "nothing was stored"
 
 
-def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert (
-            main(["rescore", "--db", str(trained), "--set", "rewards.length=-1", "--name", "short"])
-            == 0
-        )
-    out = capfd.readouterr()
-    assert (
-        "delta" in out.out
-        and 'Kept as "short-2"' in out.err
-        and "16 of 16 rewards changed" in out.err
-    )
+def test_sets_are_kept_listed_and_found(trained: Path, rescore: Cli) -> None:
+    asked = ("rescore", "--set", "rewards.length=-1", "--name", "short")
+    rescore(*asked)
+    kept = ('Kept as "short-2"', "16 of 16 rewards changed")
+    assert "delta" in rescore(*asked, said=kept)
     with Store.open(trained) as store:
         run = store.runs.all()[0]
         names = [name for name, _, _, _ in store.scores.sets(run.id)]
@@ -241,11 +193,9 @@ def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixt
         assert score.parts["length"][1] == -1
         ids = store.episodes.ids(f"rescored:<={score.reward}")
         assert lowest.rowid in ids and len(ids) < 16
-    assert main(["show", lowest.id, "--db", str(trained)]) == 0
-    assert "short-2" in capfd.readouterr().out
-    assert main(["replay", lowest.id, "--plain", "--db", str(trained)]) == 0
-    assert 'rescored "short-2"' in capfd.readouterr().out.replace("\n   ", " ")
+    assert "short-2" in rescore("show", lowest.id)
+    shown = rescore("replay", lowest.id, "--plain").replace("\n   ", " ")
+    assert 'rescored "short-2"' in shown
     with Store.open(trained) as store:
-        assert store.scores.remove(run.id, "short") == 1 and "short" not in [
-            n for n, *_ in store.scores.sets(run.id)
-        ]
+        assert store.scores.remove(run.id, "short") == 1
+        assert "short" not in [name for name, *_ in store.scores.sets(run.id)]

@@ -27,7 +27,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks import Hook, HookList
-from agentrl_cli.hooks.threads import THREADS, contain, in_thread
+from agentrl_cli.hooks.threads import contain, in_thread, thread_metrics
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rewards.calls import _match_calls, _same
@@ -252,7 +252,7 @@ async def test_a_deadline_cuts_off_whatever_hangs() -> None:
         for rollout in (grader, hook, world):
             (episode,) = await rollout.run(jobs[:1])
             assert episode.outcome is Outcome.TIMEOUT and episode.reward is None
-        assert THREADS.metrics() == {"threads/abandoned": 4.0}
+        assert thread_metrics() == {"threads/abandoned": 4.0}
     finally:
         let.set()
 

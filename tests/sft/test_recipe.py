@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.sft.recipe import RecipeRun, find_recipe
 from agentrl_cli.sft.train import use_recipe
+from tests.helpers.cli import Cli
 
 OWN = """
 import json
@@ -38,41 +38,35 @@ def write_recipe(folder: Path, word: str) -> Path:
     return folder
 
 
-def test_a_strangers_recipe_runs_with_the_modules_beside_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strangers_recipe_runs_with_the_modules_beside_it(cli: Cli) -> None:
     for word in ("lantern", "copper"):  # two folders with modules of the same names
-        folder, out = write_recipe(tmp_path / f"a-{word}", word), tmp_path / word
-        assert main(["sft", str(out), "--recipe", str(folder), "--json"]) == 0
-        assert json.loads((out / "made.json").read_text()) == [word, 3, False, False]
-        assert json.loads(capfd.readouterr().out) == {"folder": str(out), "loss": 1.5}
+        write_recipe(cli.folder / f"a-{word}", word)
+        made = cli.json("sft", word, "--recipe", f"a-{word}")
+        assert made == {"folder": word, "loss": 1.5}
+        said = json.loads((cli.folder / word / "made.json").read_text())
+        assert said == [word, 3, False, False]
 
 
-def test_options_replace_settings_and_a_stopped_recipe_is_resumed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder, out = write_recipe(tmp_path / "mine", "x"), tmp_path / "out"
-    assert main(["sft", str(out), "--recipe", str(folder), "--seed", "5"]) == 130
-    assert f"agentrl sft {out} --recipe {folder} --resume" in capfd.readouterr().err
-    assert (
-        main(["sft", str(out), "--recipe", str(folder / "recipe.yaml"), "--seed", "6", "--resume"])
-        == 0
-    )
-    assert json.loads((out / "made.json").read_text()) == ["x", 6, True, False]
+def test_options_replace_settings_and_a_stopped_recipe_is_resumed(cli: Cli) -> None:
+    write_recipe(cli.folder / "mine", "x")
+    again = "agentrl sft out --recipe mine --resume"
+    cli("sft", "out", "--recipe", "mine", "--seed", "5", code=130, said=again)
+    cli("sft", "out", "--recipe", "mine/recipe.yaml", "--seed", "6", "--resume")
+    said = json.loads((cli.folder / "out" / "made.json").read_text())
+    assert said == ["x", 6, True, False]
 
 
-def test_a_recipe_without_make_or_with_a_mistake_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_recipe(tmp_path / "mine", "x")
-    wrong = (("", "has no function `make`"), ("from .nowhere import x\n", "has no nowhere.py"))
-    for code, said in wrong:
+def test_a_recipe_without_make_or_with_a_mistake_is_named(cli: Cli) -> None:
+    folder = write_recipe(cli.folder / "mine", "x")
+    for code, said, status in (
+        ("", "has no function `make`", 2),
+        ("from .nowhere import x\n", "has no nowhere.py", 1),
+    ):
         (folder / "recipe.py").write_text(code)
-        assert main(["sft", str(tmp_path / "out"), "--recipe", str(folder)]) != 0
-        assert said in capfd.readouterr().err
+        cli("sft", "out", "--recipe", "mine", code=status, said=said)
     (folder / "recipe.yaml").write_text("")
-    assert main(["sft", str(tmp_path / "out"), "--recipe", str(folder)]) == 2
-    assert "recipe.yaml is not a recipe: it has no settings" in capfd.readouterr().err
+    empty = "recipe.yaml is not a recipe: it has no settings"
+    cli("sft", "out", "--recipe", "mine", code=2, said=empty)
 
 
 def test_the_bundled_models_recipes_go_by_their_names_in_a_checkout() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.commands import main
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
@@ -23,6 +22,7 @@ from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.train import _backward
 from agentrl_cli.store import Store
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model, write_project
 from tests.helpers.trees import episode, three_leaves
 
@@ -134,122 +134,65 @@ def test_micro_batches_add_up(project: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_cold_start_and_then_training(
-    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], lora: bool
-) -> None:
-    out = tmp_path / ("cold-lora" if lora else "cold")
+def test_a_cold_start_and_then_training(project: Path, cli: Cli, lora: bool) -> None:
+    out = cli.folder / ("cold-lora" if lora else "cold")
     more = ["--set", "adapter.enabled=true", "--set", "adapter.r=4"] if lora else []
-    args = ["--project", str(project), *more]
-    sft = [
-        "sft",
-        str(out),
-        "--from-store",
-        "kind:train",
-        "--best-of",
-        "1",
-        "--steps",
-        "30",
-        "--lr",
-        "0.02",
-        "--json",
-    ]
-    assert main([*sft, *args]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["loss"] < (5.45 if lora else 4.5), (
-        "a uniform guess costs ln 261 = 5.56"
-    )
-    assert f"tagged sft-{out.name}" in said.err
-    db = project / "runs" / "agentrl.db"
-    with Store.open(db, readonly=True) as store:
+    where = ["--project", str(project), *more]
+    words = f"sft {out.name} --from-store kind:train --best-of 1 --steps 30 --lr 0.02".split()
+    made = cli.json(*words, *where, said=f"tagged sft-{out.name}")
+    assert made["loss"] < (5.45 if lora else 4.5), "a uniform guess costs ln 261 = 5.56"
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         tagged = store.episodes.rows(store.episodes.ids(f"tag:sft-{out.name}"))
-        assert {row.id for row in tagged} == {
-            e.id for e in choose(store, "kind:train", hash_of(store), best_of=1)
-        }
+        best = choose(store, "kind:train", hash_of(store), best_of=1)
+        assert {row.id for row in tagged} == {e.id for e in best}
     assert (out / "adapter_model.safetensors").is_file() is lora
-    assert main(["train", "--model", str(out), "--steps", "1", "--json", *args]) == 0
-    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert rows[-1]["status"] == "finished" and rows[0]["step"] == 1
+    lines = cli("train", "--model", str(out), "--steps", "1", "--json", *where).splitlines()
+    assert json.loads(lines[-1])["status"] == "finished" and json.loads(lines[0])["step"] == 1
+
+
+@pytest.fixture
+def batches_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int | None]]:
+    """The texts and the budget of each step, as they are trained; no output shows what a step was made of."""
+    seen: list[tuple[list[str], int | None]] = []
+    inner = sft._backward
+
+    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
+        rows = [segment.ids for group in groups for segment in group]
+        texts = [bytes(i - 5 for i in ids if i >= 5).decode("latin1") for ids in rows]
+        seen.append((texts, budget))
+        return inner(model, groups, budget)
+
+    monkeypatch.setattr(sft, "_backward", look)
+    return seen
 
 
 def test_episodes_and_demonstrations_in_one_step(
-    project: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    project: Path, cli: Cli, batches_seen: list[tuple[list[str], int | None]]
 ) -> None:
     """A quarter of every step's sixteen rows are the pack's demonstrations, the rest are episodes by their own ids."""
     (project / "task.py").write_text((project / "task.py").read_text() + DEMONSTRATIONS)
-    seen: list[list[str]] = []
-    inner = sft._backward
-
-    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
-        seen.append(
-            [
-                bytes(i - 5 for i in s.ids if i >= 5).decode("latin1")
-                for group in groups
-                for s in group
-            ]
-        )
-        return inner(model, groups, budget)
-
-    monkeypatch.setattr(
-        sft, "_backward", look
-    )  # only looks on: no output shows what a step was made of
-    args = [
-        "sft",
-        str(tmp_path / "both"),
-        "--from-store",
-        "kind:train",
-        "--demonstrations",
-        "0.25",
-        "--steps",
-        "2",
-    ]
-    assert main([*args, "--project", str(project), "--lr", "0.01"]) == 0, capfd.readouterr().err
+    where = ["--project", str(project)]
+    words = "sft both --from-store kind:train --demonstrations 0.25 --steps 2 --lr 0.01".split()
+    cli(*words, *where)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         count = min(12, len(choose(store, "kind:train", hash_of(store))))
-    assert [len(rows) for rows in seen] == [count + 4] * 2
-    assert len({row for rows in seen for row in rows[-4:]}) > 1, "fresh ones"
-    code = main(["sft", str(tmp_path / "x"), "--demonstrations", "0.5", "--project", str(project)])
-    assert code == 2 and "needs episodes from the store" in capfd.readouterr().err
+    assert [len(texts) for texts, _ in batches_seen] == [count + 4] * 2
+    assert len({text for texts, _ in batches_seen for text in texts[-4:]}) > 1, "fresh ones"
 
 
 def test_a_cold_start_from_demonstrations_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, model: Path, batches_seen: list[tuple[list[str], int | None]]
 ) -> None:
     """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
-    folder = write_project(
-        tmp_path / "project", write_model(tmp_path / "model"), train={"token_budget": 64}
-    )
-    args = ["--lr", "0.02", "--json", "--project", str(folder)]
-    assert main(["sft", str(tmp_path / "none"), *args]) == 2
-    assert "has no demonstrations" in capfd.readouterr().err
+    folder = write_project(cli.folder, model, train={"token_budget": 64})
+    words = "--steps 30 --lr 0.02".split()
+    cli("sft", "none", *words, code=2, said="has no demonstrations")
     (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
-    budgets: set[int | None] = set()
-    inner = sft._backward
-
-    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
-        budgets.add(budget)
-        return inner(model, groups, budget)
-
-    monkeypatch.setattr(
-        sft, "_backward", look
-    )  # only looks on: no output shows what a step was made of
-    assert main(["sft", str(tmp_path / "cold"), "--steps", "30", *args]) == 0
-    assert json.loads(capfd.readouterr().out)["loss"] < 5.2, "a uniform guess costs ln 261 = 5.56"
-    assert budgets == {64}
-    again = [
-        "train",
-        "--model",
-        str(tmp_path / "cold"),
-        "--steps",
-        "1",
-        "--json",
-        "--project",
-        str(folder),
-    ]
-    assert main(again) == 0
-    assert json.loads(capfd.readouterr().out.splitlines()[-1])["status"] == "finished"
+    loss = cli.json("sft", "cold", *words)["loss"]
+    assert loss < 5.2, "a uniform guess costs ln 261 = 5.56"
+    assert {budget for _, budget in batches_seen} == {64}
+    lines = cli("train", "--model", "cold", "--steps", "1", "--json").splitlines()
+    assert json.loads(lines[-1])["status"] == "finished"
 
 
 DEMONSTRATIONS = """
@@ -265,36 +208,16 @@ def demonstrate(row, rng, tool_rate):
 """
 
 
-def test_options_that_do_not_go_together(
-    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
     for more, said in (
-        (["--recipe", "tiny-agent"], "--recipe"),
-        (["--tool-rate", "0.5"], "--tool-rate"),
+        (["--best-of", "2", "--recipe", "tiny-agent"], "--recipe"),
+        (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
+        (["--demonstrations", "0.5"], "needs episodes from the store"),
     ):
-        code = main(
-            ["sft", str(tmp_path / "x"), "--best-of", "2", *more, "--project", str(project)]
-        )
-        assert code == 2 and said in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("below", ["", "below"])
-@pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_file_is_no_place_for_a_model(
-    project: Path, tmp_path: Path, below: str, force: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Reported before anything is trained."""
-    (tmp_path / "rows.jsonl").write_text("{}")
-    code = main(
-        [
-            "sft",
-            str(tmp_path / "rows.jsonl" / below),
-            "--best-of",
-            "2",
-            *force,
-            "--project",
-            str(project),
-        ]
-    )
-    assert code == 2 and "is not a folder" in capfd.readouterr().err
-    assert (tmp_path / "rows.jsonl").read_text() == "{}"
+        cli("sft", "x", *more, "--project", str(project), code=2, said=said)
+    (cli.folder / "rows.jsonl").write_text("{}")
+    for place in ("rows.jsonl", "rows.jsonl/below"):  # reported before anything is trained
+        for force in ([], ["--force"]):
+            words = ("sft", place, "--best-of", "2", *force, "--project", str(project))
+            cli(*words, code=2, said="is not a folder")
+    assert (cli.folder / "rows.jsonl").read_text() == "{}"

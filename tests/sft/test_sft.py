@@ -23,7 +23,7 @@ from agentrl_cli.sft.demonstrations import (
     encode,
     parse_recipe,
 )
-from agentrl_cli.sft.train import lessons, make, rate
+from agentrl_cli.sft.train import lessons, make
 from agentrl_cli.tasks import load_pack
 
 SMALL = Recipe(
@@ -76,7 +76,7 @@ def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_fami
     recipe = dataclasses.replace(SMALL, packs={"calc-task": 1.0}, tool_rate=0.25)
     drawn = [
         messages
-        for _, messages in itertools.islice(demonstrations(recipe, {"calc-task": pack}, 0), 600)
+        for *_, messages in itertools.islice(demonstrations(recipe, {"calc-task": pack}, 0), 600)
     ]
     needing = [m for m in drawn if " + " not in m[1]["content"] or len(m[1]["content"]) > 24]
     share = sum(any(message["role"] == "tool" for message in m) for m in needing) / len(needing)
@@ -112,10 +112,8 @@ def test_a_drill_is_a_copy() -> None:
 
 def test_rate_warms_up_stays_and_falls_to_a_twentieth() -> None:
     recipe = Recipe(packs={}, steps=100, warmup=10, decay=0.4)
-    assert rate(recipe, 0) == pytest.approx(0.1)
-    assert rate(recipe, 50) == 1.0
-    assert rate(recipe, 80) == pytest.approx(0.5)
-    assert rate(recipe, 99) == pytest.approx(0.05)
+    rates = [recipe.rate(step, recipe.total, 0.05) for step in (0, 50, 80, 99)]
+    assert rates == pytest.approx([0.1, 1.0, 0.5, 0.05])
 
 
 def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.paths import pack_names, packs_dir
-from agentrl_cli.sft.demonstrations import Recipe, draw_demonstrations, parse_recipe
+from agentrl_cli.sft.demonstrations import Recipe, demonstrations, parse_recipe
 from agentrl_cli.tasks import Pack, draw_splits, load_pack, question
 
 TINY_AGENT = packs_dir().parent / "recipes" / "tiny_agent" / "recipe.yaml"
@@ -29,7 +29,7 @@ def shown(path: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: set() for name in packs}
     texts = recipe.texts if recipe.architecture else 0
     for seed, count in ((1, texts), (2, recipe.steps * recipe.rows)):
-        for pack, row, _ in islice(draw_demonstrations(recipe, packs, recipe.seed + seed), count):
+        for pack, row, _ in islice(demonstrations(recipe, packs, recipe.seed + seed), count):
             found[pack.name].add(key(pack, row["prompt"], row))
     return found
 
@@ -57,19 +57,19 @@ def test_the_shipped_recipes_demonstrate_what_they_did_before_rows_were_left_out
     recipe = parse_recipe(load_yaml(TINY_AGENT), TINY_AGENT)
     packs = {name: load_pack(name) for name in recipe.packs}
     bare = {name: dataclasses.replace(pack, rows=()) for name, pack in packs.items()}
-    both = (draw_demonstrations(recipe, group, 2) for group in (packs, bare))
+    both = (demonstrations(recipe, group, 2) for group in (packs, bare))
     assert all(one[1:] == other[1:] for one, other in islice(zip(*both, strict=True), 3000))
 
 
 def test_a_warm_up_leaves_out_the_questions_of_the_packs_data() -> None:
     recipe = Recipe(packs={"echo-task": 1.0})
     pack = load_pack("echo-task")
-    first = [row for _, row, _ in islice(draw_demonstrations(recipe, {"echo-task": pack}, 5), 20)]
+    first = [row for _, row, _ in islice(demonstrations(recipe, {"echo-task": pack}, 5), 20)]
     kept = tuple({"id": str(n), **row} for n, row in enumerate(first[::2]))
     again = [
         row
         for _, row, _ in islice(
-            draw_demonstrations(recipe, {"echo-task": dataclasses.replace(pack, rows=kept)}, 5), 10
+            demonstrations(recipe, {"echo-task": dataclasses.replace(pack, rows=kept)}, 5), 10
         )
     ]
     assert again == first[1::2]

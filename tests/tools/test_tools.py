@@ -390,14 +390,14 @@ def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
     """Its time is over, the episode went on, the log reports it once, and Python ends without it."""
     code = """
 import asyncio, time
-from agentrl_cli.hooks.threads import THREADS, in_thread
+from agentrl_cli.hooks.threads import in_thread, thread_metrics
 async def go():
     for _ in range(2):
         try:
             async with asyncio.timeout(0.5):
                 await in_thread(time.sleep, 3600)
         except TimeoutError:
-            print("late", THREADS.metrics())
+            print("late", thread_metrics())
 asyncio.run(go())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

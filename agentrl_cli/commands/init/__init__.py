@@ -28,14 +28,7 @@ NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 
 TOOL_MODEL = "tiny-tools"
 """The bundled model that calls tools it has never seen: the default of a user's own task."""
-ALWAYS_WRITTEN = (
-    "model.name",
-    "rollout.group_size",
-    "train.steps",
-    "train.lr",
-    "train.eval.every",
-    "seed",
-)
+ALWAYS_WRITTEN = "model.name rollout.group_size train.steps train.lr train.eval.every seed".split()
 """Settings that agentrl.yaml shows even at their defaults, since people change them first."""
 
 HEADER = """\
@@ -112,27 +105,25 @@ def command(
     """
     if list_packs:
         return _list(as_json)
+    notes: list[str] = []
     if blank is not None or sources:
         name = blank or pack
         if name is None:
             raise UsageError("The new task needs a name.", hint="agentrl init NAME --from SOURCE")
         target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
         with tempfile.TemporaryDirectory() as place:
-            source, notes = _new_pack(target, Path(name).name, sources or [], python, Path(place))
+            name = Path(name).name
+            source, notes = _new_pack(target, name, sources or [], python, Path(place))
             files = _project_files(source, model or TOOL_MODEL, {})
-            _refuse_loss(target, files, force)
-            _write(target, files)
-        _report(target, Path(name).name, [*files], as_json, notes)
-        return
-    if pack is None:
+    elif pack is None:
         hint = f"Packs: {', '.join(pack_names())}. Start: agentrl init code-task; your own: agentrl init --blank NAME"
         raise UsageError("No pack given.", hint=hint)
-    source = find_pack(pack)
-    target = (folder or Path(source.name)).expanduser()
-    files = _project_files(source, model, _isolation(source, min_level, yes))
-    _refuse_loss(target, files, force)
-    _write(target, files)
-    _report(target, source.name, [*files], as_json)
+    else:
+        source = find_pack(pack)
+        name, target = source.name, (folder or Path(source.name)).expanduser()
+        files = _project_files(source, model, _isolation(source, min_level, yes))
+    _write(target, files, force)
+    _report(target, name, [*files], as_json, notes)
 
 
 def _new_pack(
@@ -159,10 +150,24 @@ def _new_pack(
 
 def _project_files(source: Path, model: str | None, isolation: dict[str, str]) -> dict[Path, bytes]:
     """Return the files of a project made from a pack, by path relative to it."""
-    return _files(source) | {Path(PROJECT_FILE): _settings(source, model, isolation).encode()}
+    paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    kept = (path for path in paths if NOT_COPIED.isdisjoint(path.parts))
+    files = {path: (source / path).read_bytes() for path in kept}
+    return files | {Path(PROJECT_FILE): _settings(source, model, isolation).encode()}
 
 
-def _write(target: Path, files: dict[Path, bytes]) -> None:
+def _write(target: Path, files: dict[Path, bytes], force: bool) -> None:
+    """Write a project. Raises UsageError before anything is written if a file exists with other content."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file.", hint="Name another folder: agentrl init PACK DIR")
+    there = {name: target / name for name in files if (target / name).exists()}
+    differ = [str(name) for name, path in there.items() if path.read_bytes() != files[name]]
+    if differ and not force:
+        shown = ", ".join(differ[:4]) + (" …" if len(differ) > 4 else "")
+        raise UsageError(
+            f"{target} already has these files, with other content: {shown}. Nothing was written.",
+            hint="Name another folder (agentrl init PACK DIR), or overwrite them with --force.",
+        )
     with writing(str(target)):
         for name, content in files.items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,49 +194,14 @@ def _report(
 
 
 def _list(as_json: bool) -> None:
-    rows = [
-        {"name": name, "description": _head(folder).get("description", "")}
-        for name, folder in shipped_packs().items()
-    ]
-    if as_json:
-        echo_json(rows)
-        return
-    for row in rows:
-        echo(f"{row['name']:12}  {row['description'].strip()}")
-
-
-def _head(folder: Path) -> dict[str, Any]:
     from agentrl_cli.config.yamlfile import load_yaml
 
-    read = load_yaml(folder / "task.yaml")
-    return read if isinstance(read, dict) else {}
-
-
-def _files(source: Path) -> dict[Path, bytes]:
-    """Return a pack's files, by path relative to it."""
-    paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
-    return {
-        path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)
-    }
-
-
-def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
-    """Raise before anything is written if a file exists with other content."""
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file.", hint="Name another folder: agentrl init PACK DIR")
-    if force:
-        return
-    differ = [
-        name
-        for name, text in files.items()
-        if (target / name).exists() and (target / name).read_bytes() != text
-    ]
-    if differ:
-        shown = ", ".join(str(name) for name in differ[:4]) + (" …" if len(differ) > 4 else "")
-        raise UsageError(
-            f"{target} already has these files, with other content: {shown}. Nothing was written.",
-            hint="Name another folder (agentrl init PACK DIR), or overwrite them with --force.",
-        )
+    heads = {name: load_yaml(folder / "task.yaml") for name, folder in shipped_packs().items()}
+    rows = [{"name": n, "description": head.get("description", "")} for n, head in heads.items()]
+    if as_json:
+        return echo_json(rows)
+    for row in rows:
+        echo(f"{row['name']:12}  {row['description'].strip()}")
 
 
 def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str:
@@ -248,15 +218,11 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
         flags |= {"rollout.max_new_tokens": 256, "rollout.max_tokens": 2048}
     config, sources = load_config(flags=flags)
     tree = config.model_dump(mode="json")
-    settings = (
-        {key: get(tree, key) for key in ALWAYS_WRITTEN}
-        | non_defaults(config, sources)
-        | {"task.packs": ["."]}
-    )
-    if Path(config.model.name).is_relative_to(
-        source
-    ):  # the pack's adapter, which is copied into the project
-        settings["model.name"] = str(Path(config.model.name).relative_to(source))
+    settings = {key: get(tree, key) for key in ALWAYS_WRITTEN}
+    settings |= non_defaults(config, sources) | {"task.packs": ["."]}
+    own = Path(config.model.name)
+    if own.is_relative_to(source):  # the pack's adapter, which is copied into the project
+        settings["model.name"] = str(own.relative_to(source))
     return f"{HEADER}\n{to_yaml(settings)}"
 
 
@@ -299,15 +265,10 @@ def _missing(level: str) -> str:
     import asyncio
 
     from agentrl_cli.config import SandboxConfig
-    from agentrl_cli.sandbox import Sandbox
-
-    async def probe() -> None:
-        await (
-            await Sandbox.open(SandboxConfig.model_validate({"workers": 1, "min_level": level}))
-        ).close()
+    from agentrl_cli.doctor.sandbox import start
 
     try:
-        asyncio.run(probe())
+        asyncio.run(start(SandboxConfig.model_validate({"workers": 1, "min_level": level})))
     except SandboxUnavailable as problem:
         return problem.message
     return ""

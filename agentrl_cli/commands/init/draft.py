@@ -70,7 +70,16 @@ def build(draft: Draft, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     if draft.answer:
-        (folder / "task.py").write_text(_code(draft), encoding="utf-8")
+        loader = FileSystemLoader(Path(__file__).parent)
+        environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+        code = environment.get_template("task.py.jinja").render(
+            name=draft.name,
+            code=draft.code,
+            asks=list(draft.asks.values()),
+            names=list(draft.asks),
+            answer=draft.answer,
+        )
+        (folder / "task.py").write_text(code, encoding="utf-8")
     (folder / "test_task.py").write_bytes(TEST.read_bytes())
     (folder / "data").mkdir(exist_ok=True)
     splits = _splits(draft, folder)
@@ -107,19 +116,6 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
             for n, text in enumerate(wanted)
         ]
     }
-
-
-def _code(draft: Draft) -> str:
-    """Return the text of task.py."""
-    folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, trim_blocks=True, keep_trailing_newline=True)
-    return environment.get_template("task.py.jinja").render(
-        name=draft.name,
-        code=draft.code,
-        asks=list(draft.asks.values()),
-        names=list(draft.asks),
-        answer=draft.answer,
-    )
 
 
 def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:

@@ -47,16 +47,14 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     for number, row in FILES[path.suffix](path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
-        named = _rename_columns(row)
         try:
-            made = normal(named)
+            made = normal(_rename_columns(row))
         except DataError as problem:
             raise DataError(f"{path}:{number}: {problem.message}") from problem
         if not made.get("prompt"):
             there = ", ".join(map(str, row)) or "none"
-            raise DataError(
-                f"{path}:{number}: no column is the question; there are: {there}.", hint=HOW
-            )
+            text = f"{path}:{number}: no column is the question; there are: {there}."
+            raise DataError(text, hint=HOW)
         if "id" in made:
             made["id"] = str(made["id"])
         rows.append(made)

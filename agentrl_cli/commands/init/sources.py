@@ -95,7 +95,9 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
             return _functions(draft, path)
         draft.agent = f"{path.name}:{agent}"
         return _copy(draft, path)
-    if path.suffix in {".yaml", ".yml"} or (path.suffix == ".json" and _describes_service(path)):
+    described = load_yaml(path) if path.suffix == ".json" else None
+    service = isinstance(described, dict) and ("openapi" in described or "swagger" in described)
+    if service or path.suffix in {".yaml", ".yml"}:
         return _openapi(draft, path)
     if path.suffix in FILES:
         return _rows(draft, path)
@@ -247,11 +249,6 @@ def _copy(draft: Draft, path: Path) -> None:
         if name in OWN or draft.files.get(name, content) != content:
             raise UsageError(f"The new pack has a {name} of its own.", hint=f"Rename {file}.")
         draft.files[name] = content
-
-
-def _describes_service(path: Path) -> bool:
-    read = load_yaml(path)
-    return isinstance(read, dict) and ("openapi" in read or "swagger" in read)
 
 
 def _openapi(draft: Draft, path: Path) -> None:

@@ -71,9 +71,9 @@ class Reader:
 
     async def export(self, episode_ids: Sequence[str], path: Path) -> None:
         """Writes episodes, a JSON line each. Raises StoreError if the file cannot be written."""
-        from agentrl_cli.reports.export import export_jsonl
+        from agentrl_cli.reports.export import export_lines, write_lines
 
-        await self.call(lambda store: export_jsonl(store, episode_ids, path))
+        await self.call(lambda store: write_lines(export_lines(store, episode_ids), path))
 
     def close(self) -> None:
         """Closes the connections after the queued calls."""
