@@ -6,6 +6,18 @@ The worker's file has `FORKED`, and a class `WORKER` that is made with the confi
 `async run(request)` and perhaps `serving()` and `rehearse()`. A request is a line of stdin, an answer a line of what
 was stdout; the first answer is {"ready": true} or {"error": …}. Requests: {"id", "do": "rows", "limit"},
 {"id", "do": "run", "sample", "base_url", "api_key", "model"} and {"id", "do": "cancel"}. Prints go to stderr.
+
+A worker with `open(sample)` in place of `run` offers worlds, which are played here, by `play`:
+
+    prompt      the first messages, as a list
+    tools       OpenAI schemas; if absent, the model acts by its text, or, with the option `tool=true`, by a tool `act`
+    say(text)   the model's answer without a call: returns (the text that the model reads next, whether it is over)
+    call(name, arguments)      one call of a tool that exists, with the arguments that it requires: returns the same
+    reward()    the reward so far
+    close()     if there is something to close
+
+Without `rows` its rows are `open(0)` to `open(size - 1)`; `distinct = True` drops those whose prompt was there before.
+`LookupError(kind, name, names)` means an unknown name.
 """
 
 from __future__ import annotations
@@ -18,8 +30,11 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
@@ -29,6 +44,26 @@ LOOK = 0.5
 """Seconds until a process that died without an answer is noticed."""
 REHEARSAL = 120
 """Seconds that a rehearsal may take."""
+SIZE = 320
+"""Rows of worlds that have no end, if the worker has no `size`."""
+RAW = "_raw_arguments"
+"""The only argument of a call that could not be read: its text."""
+LIMITS = ("max_turns", "context_length_exceeded")
+"""Codes of a refused call that mean the episode's own end."""
+ACT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "act",
+        "description": "Take an action in the game.",
+        "parameters": {
+            "type": "object",
+            "properties": {"action": {"type": "string", "description": "The action."}},
+            "required": ["action"],
+        },
+    },
+}
+"""The tool of a world of texts, with the option `tool=true`."""
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ANSWERS = 1
 """The former stdout."""
 
@@ -62,18 +97,29 @@ def main(place: str, config: str) -> None:
         assert spec is not None and spec.loader is not None
         module: Any = module_from_spec(spec)
         spec.loader.exec_module(module)
-        worker, forked = module.WORKER(json.loads(config)), module.FORKED
+        given, forked = json.loads(config), module.FORKED
+        acts = hasattr(module.WORKER, "open") and given["options"].pop("tool", False)
+        worker = module.WORKER(given)
+        worker.tools = [ACT] if acts else []
         if forked and hasattr(worker, "rehearse"):
             _import_as(worker.rehearse)
     except Exception as error:
         missing = error.name if isinstance(error, ImportError) else None
-        answer(error=text_of(error), missing=missing)
+        unknown = error.args if type(error) is LookupError else None
+        answer(error=text_of(error), missing=missing, unknown=unknown)
         raise SystemExit(1) from error
-    answer(ready=True)
+    answer(ready=True, notes=[*_other_versions(given.get("tested", {}))])
     if forked:
         _serve_forked(worker)
     else:
         asyncio.run(_serve(worker))
+
+
+def _other_versions(tested: Mapping[str, str]) -> Iterator[str]:
+    for package, version in tested.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if (found := metadata.version(package)) != version:
+                yield f"{package} is {found} here; {version} was tested."
 
 
 def _import_as(rehearse: Callable[[], None]) -> None:
@@ -101,11 +147,105 @@ def _import_as(rehearse: Callable[[], None]) -> None:
 async def _answer_to(request: dict[str, Any], worker: Any) -> None:
     try:
         if request["do"] == "rows":
-            answer(id=request["id"], rows=worker.rows(request["limit"]))
+            answer(id=request["id"], rows=_rows(worker, request["limit"]))
+        elif hasattr(worker, "open"):
+            answer(id=request["id"], reward=play(worker, request))
         else:
             answer(id=request["id"], **await worker.run(request))
     except Exception as error:  # noqa: BLE001 - an answer, too
         answer(id=request["id"], error=text_of(error))
+
+
+def _rows(worker: Any, limit: int) -> list[dict[str, Any]]:
+    if hasattr(worker, "rows"):
+        return list(worker.rows(limit))
+    rows, seen = [], []
+    for sample in range(min(limit, getattr(worker, "size", SIZE))):
+        with _opened(worker, sample) as world:
+            if world.prompt not in seen:
+                rows.append({"id": f"{sample}", "prompt": world.prompt, "sample": sample})
+            seen += [world.prompt] * getattr(worker, "distinct", False)
+    return rows
+
+
+@contextlib.contextmanager
+def _opened(worker: Any, sample: Any) -> Iterator[Any]:
+    world = worker.open(sample)
+    try:
+        yield world
+    finally:
+        if hasattr(world, "close"):
+            world.close()
+
+
+def play(worker: Any, request: Mapping[str, Any]) -> float:
+    """Play an episode until the world is over or the server refuses another call; return the world's reward."""
+    with _opened(worker, request["sample"]) as world:
+        messages, tools, over = [*world.prompt], getattr(world, "tools", worker.tools), False
+        while not over and (said := ask(request, messages, tools)) is not None:
+            replies, over = react(world, said, tools)
+            messages += [said, *replies]
+        return float(world.reward())
+
+
+def ask(
+    request: Mapping[str, Any], messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Return the model's answer; None if a limit of the episode refuses it."""
+    body = {"model": request["model"], "messages": messages} | ({"tools": tools} if tools else {})
+    head = {
+        "authorization": f"Bearer {request['api_key']}",
+        "content-type": "application/json",
+    }
+    url = f"{request['base_url']}/chat/completions"
+    try:
+        with _HTTP.open(urllib.request.Request(url, json.dumps(body).encode(), head)) as read:
+            said: dict[str, Any] = json.load(read)["choices"][0]["message"]
+            return said
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            if json.loads(text)["error"]["code"] in LIMITS:
+                return None
+        raise RuntimeError(f"the model answered {error.code}: {text}") from error
+
+
+def react(
+    world: Any, said: Mapping[str, Any], tools: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the messages with which a world answers a turn, and whether it is over."""
+    calls = said.get("tool_calls") or []
+    if not calls:
+        text, over = world.say(said.get("content") or "")
+        return [{"role": "user", "content": text}], over
+    replies, over = [], False
+    for call in calls:
+        text = "It is over."
+        if not over:
+            text, over = _call(world, call["function"], tools)
+        replies.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+    return replies, over
+
+
+def _call(world: Any, function: Mapping[str, Any], tools: list[dict[str, Any]]) -> tuple[str, bool]:
+    """Return a world's answer to a call; one that cannot be carried out is answered here."""
+    name, given = function["name"], json.loads(function["arguments"])
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+    if name not in schemas:
+        return f"Error: there is no tool {name}. Tools: {', '.join(schemas)}.", False
+    if RAW in given:
+        return f"Error: the arguments of {name} are not JSON.", False
+    known, needed = schemas[name].get("properties", {}), schemas[name].get("required", ())
+    if wrong := [key for key in needed if key not in given] + [
+        key for key in given if key not in known
+    ]:
+        has = ", ".join(known) or "none"
+        return f"Error: {name} has the arguments {has}; check {', '.join(wrong)}.", False
+    if tools[0] is ACT:
+        answered: tuple[str, bool] = world.say(str(given["action"]))
+        return answered
+    answered = world.call(name, given)
+    return answered
 
 
 async def _serve(worker: Any) -> None:

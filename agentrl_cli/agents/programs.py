@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -20,13 +21,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from agentrl_cli.agents.runners.base import WorldFault
 from agentrl_cli.agents.runners.command import TAIL, Tail, end_supervised, start_supervised
-from agentrl_cli.errors import AgentRLError, EnvError, MissingDependency
+from agentrl_cli.errors import AgentRLError, EnvError, MissingDependency, NotFound, nearest
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.types import Task
+
+_LOG = logging.getLogger(__name__)
 
 ENDING = 5.0
 """Seconds that a program has to end once its stdin is closed."""
@@ -45,6 +49,14 @@ class ForeignAgent:
     """How a user names one to `agentrl init --from`."""
     options_under = ""
     """Key of the options that the options of `--from NAME:PACKAGE?key=value` belong to."""
+    tested: ClassVar[Mapping[str, str]] = {}
+    """Packages and the versions that were tested; another one is reported once."""
+    limits: ClassVar[Mapping[str, int]] = {
+        "max_turns": 12,
+        "max_new_tokens": 192,
+        "max_tokens": 8192,
+    }
+    """Settings of `rollout` for a new project. Most have the schemas of many tools in their prompts."""
     start_seconds = 3600.0
     """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
 
@@ -59,7 +71,7 @@ class ForeignAgent:
     ) -> None:
         """Name the environment; `python` is the interpreter that has the package; this one without it."""
         config = {"task": task, "score": score, "options": dict(options or {})}
-        config["package"] = _path_text(package)
+        config |= {"package": _path_text(package), "tested": dict(self.tested)}
         self._started = type(self), _path_text(python) or sys.executable, json.dumps(config)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
@@ -83,6 +95,17 @@ class ForeignAgent:
             if program is None or program.ended is not None:
                 program = _RUNNING[self._started] = _Program(*self._started)
         return program.ask(fields)
+
+
+class ForeignWorld(ForeignAgent):
+    """Worlds that `program_loop` plays: what fails in one is the environment's fault, never the model's."""
+
+    async def solve(self, task: Task, base_url: str, api_key: str, model: str) -> float:
+        """Play a row. Raises MissingDependency, WorldFault."""
+        try:
+            return await super().solve(task, base_url, api_key, model)
+        except EnvError as error:
+            raise WorldFault(error.message, hint=error.hint) from error
 
 
 def open_program(kind: str, package: str | Path, **options: Any) -> ForeignAgent:
@@ -169,6 +192,8 @@ class _Program:
                     if not self._ready:
                         first = answer
                         self._ready = bool(answer.get("ready"))
+                        for note in answer.get("notes", ()):
+                            _LOG.warning("%s", note)
                         self._send()
                     elif (future := self._asked.get(answer["id"])) is not None:
                         self._resolve(future, answer)
@@ -200,6 +225,11 @@ class _Program:
                 hint=f"{self._python} -m pip install {self._kind.needs}, and the package that you name; "
                 "or name the interpreter that has them: --python PATH, or python= in agent.py.",
             )
+        if unknown := first.get("unknown"):
+            kind, name, known = unknown
+            near = " or ".join(nearest(name, known))
+            hint = f"Did you mean {near}? " * bool(near) + f"There are: {', '.join(known)}."
+            return NotFound(f"No {kind} named {name!r}.", hint=hint)
         return EnvError(f"{self._kind.name}: {first['error']}", hint=said)
 
     def _read_errors(self) -> None:

@@ -11,8 +11,9 @@ Row = dict[str, Any]
 PLACEHOLDER = "TODO:"
 """How the prompt of a row begins that is still to be written; `agentrl check` reports it."""
 
-WORLD = ("setup",)
-"""Fields besides the prompt that identify a question in every pack; a pack adds its own as `WORLD` in its task.py."""
+WORLD = ("setup", "sample")
+"""Fields besides the prompt that identify a question in every pack, `sample` being a world's seed or its place among
+another project's tasks; a pack adds its own as `WORLD` in its task.py."""
 
 
 def question(prompt: Any, data: Mapping[str, Any], world: Sequence[str] = ()) -> str:

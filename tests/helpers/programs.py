@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.registry import resolve
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Episode
@@ -64,27 +66,64 @@ def rehearsed(folder: Path) -> Path:
     return folder / "late.py"
 
 
-async def episode_of(folder: Path) -> Episode:
+async def episode_of(folder: Path, said: Sequence[str] = ("Hi.",), **limits: int) -> Episode:
+    """Return an episode of a project's first row, with a model that says these texts."""
     pack = load_pack(folder)
-    rollout = AgentRollout(
-        ScriptedPolicy(["Hi."], CHAT.tokenizer), CHAT, {pack.name: pack}, Config()
+    config = Config.model_validate(
+        {"rollout": {"max_new_tokens": 200, "max_tokens": 4096, **limits}}
     )
+    policy = ScriptedPolicy([*said], CHAT.tokenizer)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
     return await rollout.episode(Job(pack.tasks("train")[0], 0))
+
+
+def python_with(kind: str, modules: str) -> str:
+    """Return the interpreter that has the modules, `KIND_PYTHON` or `WORLDS_PYTHON` or this one; skip without one."""
+    name = f"{kind.upper().replace('-', '_')}_PYTHON"
+    python = os.environ.get(name) or os.environ.get("WORLDS_PYTHON", sys.executable)
+    code = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    if subprocess.run([python, "-c", code, *modules.split()], check=False).returncode:
+        pytest.skip(f"{modules} are not installed, and {name} names no interpreter with them")
+    return python
+
+
+PRELUDE = """
+import importlib.util, random, sys
+spec = importlib.util.spec_from_file_location("worker", sys.argv[1])
+W = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(W)
+EPISODES = int(sys.argv[2])
+
+def worker(package, **options):
+    return W.WORKER({"package": package, "task": "", "score": "", "tool": False, "options": options})
+
+def same(*pairs):
+    for ours, theirs in pairs:
+        assert ours == theirs, (ours, theirs)
+"""
+
+
+def compare(kind: str, modules: str, script: str) -> None:
+    """Run a script that plays episodes through a plugin's worker and through its package, and compares them.
+
+    EPISODES is the number for each environment (10; 100 for the figures in docs/environments.md).
+    """
+    python = python_with(kind, modules)
+    plugin = resolve("programs", {}, kind)
+    given = [str(plugin.worker), os.environ.get("EPISODES", "10")]
+    done = subprocess.run(
+        [python, "-c", PRELUDE + script, *given], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 async def play_published(source: str, modules: str, said: list[str], folder: Path) -> Episode:
     """Return an episode of a project made by `init --from SOURCE`, with the interpreter that has the modules."""
-    kind = source.partition(":")[0].upper()
-    python = os.environ.get(f"{kind}_PYTHON", sys.executable)
-    code = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    if subprocess.run([python, "-c", code, *modules.split()], check=False).returncode:
-        pytest.skip(
-            f"{modules} are not installed, and {kind}_PYTHON names no interpreter with them"
-        )
+    python = python_with(source.partition(":")[0], modules)
     assert main(["init", str(folder), "--from", source, "--python", python]) == 0
     pack = load_pack(folder)
     every = (task for split in pack.splits() for task in pack.tasks(split))
     first = min(every, key=lambda task: task.data["sample"])
-    config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 200}})
+    config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 400}})
     policy = ScriptedPolicy(said, CHAT.tokenizer)
     return await AgentRollout(policy, CHAT, {pack.name: pack}, config).episode(Job(first, 0))

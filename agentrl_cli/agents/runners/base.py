@@ -40,6 +40,10 @@ class AgentLost(EnvError):
     """An agent elsewhere died: its episode begins again with another one."""
 
 
+class WorldFault(EnvError):
+    """The environment that an agent plays has crashed: its episode is masked, whatever the model did."""
+
+
 class Runner(Protocol):
     """Runs one kind of agent."""
 
@@ -139,6 +143,8 @@ class FunctionRunner:
         try:
             with contain("The agent"):
                 answer = await self._answer(given)
+        except WorldFault:
+            raise
         except EnvError as error:
             return Ended(error=error.message, raised=exception_names(error.__cause__ or error))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone

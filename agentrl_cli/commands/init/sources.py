@@ -184,7 +184,7 @@ def _agent_in(path: Path) -> str:
 def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     """`PACKAGE`, `PACKAGE@TASK`, and options after a question mark: `?key=value&key=value`, the values as in YAML."""
     place, _, query = name.partition("?")
-    package, _, task = place.partition("@")
+    package, _, task = place.replace(".py:", ".py@").partition("@")
     program = resolve("programs", {}, kind)
     if not package or draft.files or draft.rows or draft.tools:
         raise UsageError(
@@ -214,8 +214,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     )
     draft.files["agent.py"] = text.encode()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
-    # Their prompts have the schemas of many tools.
-    draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 8192}
+    draft.limits = dict(program.limits)
 
 
 def _path(text: str, is_path: bool) -> str | Path:

@@ -1,0 +1,102 @@
+"""Gymnasium and MiniGrid environments as worlds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.types import Outcome
+from tests.helpers.gateway import call
+from tests.helpers.programs import compare, play_published, python_with
+
+SAME = """
+import gymnasium, minigrid
+for name, options in (("FrozenLake-v1", {}), ("Taxi-v4", {}), ("Blackjack-v1", {}), ("CartPole-v1", {}),
+                      ("MiniGrid-DoorKey-5x5-v0", {"max_steps": 60}), ("BabyAI-GoToObj-v0", {}), ("Pendulum-v1", {})):
+    ours = worker(name, **options)
+    for seed in range(EPISODES):
+        env, rng, world = gymnasium.make(name, **options), random.Random(seed), ours.open(seed)
+        twin = world._env
+        assert twin is not env
+        seen, _ = env.reset(seed=seed)
+        over, total, enum = False, 0.0, world.tools[0]["function"]["parameters"]["properties"]["action"].get("enum")
+        while not over and total > -400:
+            if enum:
+                said = rng.choice(enum)
+                action = world._names[said]
+            else:
+                said = [rng.uniform(-2, 2)]
+                action = world._action(said)
+            if rng.random() < 0.1:
+                assert "is not an action" in world.call("act", {"action": "fly"})[0]
+            seen, reward, ended, cut, _ = env.step(action)
+            text, over = world.call("act", {"action": said})
+            total += float(reward)
+            same((over, ended or cut), (f"Reward {float(reward):g}." in text, True), (world.reward(), total))
+            if world._env.render_mode is None and not isinstance(seen, dict):
+                same((text.split("\\n")[0], W.text_of(seen)))
+            if isinstance(seen, dict):
+                same((text.startswith("\\n".join(W._view(seen))), True))
+            if name == "FrozenLake-v1":
+                board = text.split("\\nReward")[0].split("\\n")[-4:]
+                place = [row.replace("]", "").find("[") for row in board]
+                at = max(range(4), key=place.__getitem__)
+                same((4 * at + place[at], seen))
+"""
+MINE = """
+import gymnasium
+
+
+class Count(gymnasium.Env):
+    goal = "Say the word that is shown."
+    action_names = ("red", "blue")
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Text(10)
+
+    def reset(self, *, seed=None, options=None):
+        return "blue", {}
+
+    def step(self, action):
+        return "end", float(action == 1), True, False, {}
+
+
+def make(kind: str = ""):
+    return Count() if not kind else kind
+"""
+
+
+def test_steps_are_the_packages() -> None:
+    compare("gym", "gymnasium minigrid", SAME)
+
+
+async def test_a_lake_is_crossed_by_names_of_actions(tmp_path: Path) -> None:
+    """A call that cannot be carried out, one of an unknown action and a text without a call are answered."""
+    source = "gym:FrozenLake-v1?desc=[SF,FG]&is_slippery=false"
+    said = [call("act", move="up"), call("act", action="fly"), "down", call("act", action="right")]
+    episode = await play_published(source, "gymnasium", said, tmp_path / "lake")
+    assert episode.outcome is Outcome.SOLVED, episode.error
+    read = [turn.messages[0]["content"] for turn in episode.turns if turn.role in ("tool", "user")]
+    assert read[0] == "[S]F\nFG\nCall act with action: right, down, left, up."
+    assert "check action, move" in read[1] and "'fly' is not an action" in read[2]
+    assert read[3].startswith("  (Down)\nSF\n[F]G\nReward 0.")
+
+
+async def test_an_environment_of_the_users_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    source = f"gym:{tmp_path / 'mine.py'}:make"
+    episode = await play_published(
+        source, "gymnasium", [call("act", action="blue")], tmp_path / "p"
+    )
+    assert episode.outcome is Outcome.SOLVED, episode.error
+    assert episode.turns[0].messages[0]["content"] == "Say the word that is shown."
+    python = python_with("gym", "gymnasium")
+    line = MINE[: MINE.index("def make")].count("\n") + 1
+    for query, text in (("sort=2", "unexpected keyword"), ("kind=word", "returned str, without")):
+        given = ["--from", f"{source}?{query}", "--python", python]
+        assert main(["init", str(tmp_path / "q"), *given]) == 1
+        read = " ".join(capsys.readouterr().err.split())
+        assert f"mine.py:{line}: make" in read and text in read
