@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -224,11 +223,14 @@ async def run_server(
         raise EnvironmentProblem(f"There is no vLLM in {env}.", hint=hint)
     if config.remote.backend.name != "vllm":
         raise ConfigError("engine.start starts a vLLM server.", hint="Set remote.backend: vllm.")
-    if port and _in_use(port):
-        raise EnvironmentProblem(
-            f"Port {port} is in use on this machine.", hint="--port chooses another one."
-        )
-    port = port or _free_port()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", port))
+        except OSError as error:
+            hint = "--port chooses another one."
+            raise EnvironmentProblem(f"Port {port}: {error.strerror}.", hint=hint) from error
+        port = int(free.getsockname()[1])
     os.environ[KEY] = key = os.environ.get(KEY) or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port}"
@@ -358,15 +360,3 @@ def _vllm(env: Path) -> Path:
 
 def _name(config: Config) -> str:
     return config.remote.model or config.model.name
-
-
-def _in_use(port: int) -> bool:
-    with socket.socket() as asked:
-        return asked.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: Any = free.getsockname()[1]
-        return int(port)

@@ -237,14 +237,10 @@ class Trainer:
         if self._dev:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)
         train_dataset = self._take(agent, train_dataset)
-        if isinstance(self.algorithm, GRPO):
-            self._prepare(self.algorithm)
-            if self.llm_proxy is not None:
-                _LOG.warning(
-                    "llm_proxy has no effect: the trainer serves its own model to each episode."
-                )
-            return self.algorithm.run(train_dataset, val_dataset)
-        return self._execute(self.algorithm, train_dataset, val_dataset)
+        if not isinstance(self.algorithm, GRPO):
+            return self._execute(self.algorithm, train_dataset, val_dataset)
+        self._prepare(self.algorithm)
+        return self.algorithm.run(train_dataset, val_dataset)
 
     def dev(self, agent: Any = None, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
         """Run at most ten tasks and log their spans; nothing is learnt. Raises TypeError for a slow algorithm."""
@@ -255,8 +251,8 @@ class Trainer:
                 "Trainer.dev() requires an algorithm that inherits from FastAlgorithm."
                 f" Received {type(algorithm).__name__}."
             )
-        first = rows(train_dataset, BATCH)
-        held = None if val_dataset is None else rows(val_dataset, BATCH - len(first))
+        first = None if train_dataset is None else rows(train_dataset, BATCH)
+        held = None if val_dataset is None else rows(val_dataset, BATCH - len(first or ()))
         self._execute(algorithm, first, held)
 
     def _take(self, agent: Any, train_dataset: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,7 +45,8 @@ def ls(as_json: JsonOption = False) -> None:
     here, rows = cached(), []
     for name in dict.fromkeys([*PACKAGES, *here]):
         package = PACKAGES.get(name)
-        size = _megabytes(models_cache() / name) if name in here else None
+        files = [path for path in (models_cache() / name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files) // 10**6 if name in here else None
         source = (package.licence, package.requirement) if package else ("", "a GGUF file")
         rows.append((name, name in here, size, *source))
     names = ("name", "cached", "mb", "licence", "from")
@@ -60,7 +60,3 @@ def rm(name: NameArgument) -> None:
 
     remove(name)
     narrate(f"{name} is no longer in {models_cache()}")
-
-
-def _megabytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // 10**6

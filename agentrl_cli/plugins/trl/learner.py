@@ -97,7 +97,8 @@ class TRLLearner:
         self._wait()
         self.compute.end()
         result.metrics = {
-            name if _is_shared(name) else f"trl/{name}": value for name, value in self._logs.items()
+            name if name in NAMES or name.startswith("clip_ratio/") else f"trl/{name}": value
+            for name, value in self._logs.items()
         }
         result.metrics["learning_rate"] = lr
         for episode, advantage in zip(self._episodes, self._given, strict=True):
@@ -182,10 +183,6 @@ class TRLLearner:
 def stored_reward(stored_reward: list[float | None], **_: object) -> list[float | None]:
     """TRL's reward function: the rewards as the store has them; None, which TRL leaves out of a group, if ungraded."""
     return stored_reward
-
-
-def _is_shared(name: str) -> bool:
-    return name in NAMES or name.startswith("clip_ratio/")
 
 
 def _row(

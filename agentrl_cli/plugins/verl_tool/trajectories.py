@@ -168,7 +168,9 @@ class Trajectories:
             task = _task(trajectory, spec)
             seed, opener = int(spec.get("seed", 0)), self._open_session
             tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
-            wants = {"episode_seed": seed, **self._wants(task.pack)}
+            one = not task.pack and len(self._sessions) == 1  # without a name: the only pack's
+            name = next(iter(self._sessions)) if one else task.pack
+            wants = {"episode_seed": seed, **self._sessions.get(name, {})}
             session = partial(opener, **wants) if opener is not None else None
             env = tool_env(self._limits, tools, task, open_session=session, seed=seed, late=True)
             live = self._live[trajectory] = _Live(env)
@@ -183,12 +185,6 @@ class Trajectories:
                 await live.env.close()
             raise
         return live
-
-    def _wants(self, pack: str) -> Mapping[str, Any]:
-        """Return a pack's options for its sandbox sessions; without a name, those of the only pack."""
-        if not pack and len(self._sessions) == 1:
-            return next(iter(self._sessions.values()))
-        return self._sessions.get(pack, {})
 
     async def _start(self, live: _Live, task: Task) -> None:
         """Creates the tools' states, then replays the journal."""

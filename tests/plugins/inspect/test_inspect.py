@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.types import Outcome
+from agentrl_cli.errors import EnvError
+from agentrl_cli.plugins.inspect.agent import Inspect
+from agentrl_cli.types import Outcome, Task
 from tests.helpers.gateway import call
 from tests.helpers.programs import episode_of, play_published, rehearsed
 
@@ -99,3 +101,15 @@ async def test_init_writes_paths_that_work_from_the_project_and_when_both_are_mo
         in (tmp_path / "far" / "temps" / "agent.py").read_text()
     )
     assert (await episode_of(tmp_path / "far" / "temps")).outcome is Outcome.SOLVED
+
+
+def test_an_agent_of_before_0_1_asks_the_plugin_of_its_name() -> None:
+    """An agent.py that `agentrl init --from inspect:…` wrote."""
+    with pytest.warns(FutureWarning) as warned:
+        from agentrl_cli.compat.programs import Foreign  # type: ignore[import-untyped]
+    said = "Foreign is now agentrl_cli.agents.programs.open_program"
+    assert any(said in str(one.message) for one in warned)
+    found = Foreign("inspect", "evals", task="gsm8k", options={"a": 1}, score="match")
+    assert isinstance(found, Inspect)
+    with pytest.raises(EnvError, match="has no `sample`"):
+        found.solve(Task(id="1", pack="", family="", split="", prompt=[]), "", "", "").send(None)

@@ -223,3 +223,22 @@ except ImportError as error: print(error)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith("The real agentlightning was imported before"), done.stderr
+
+
+def test_the_package_and_its_modules_under_the_name_before_0_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [one for one in sys.modules if f"{one}.".startswith("agentrl_cli.lightning.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.warns(
+        FutureWarning, match="agentrl_cli.lightning is now agentrl_cli.plugins.lightning"
+    ):
+        import agentrl_cli.lightning as old  # type: ignore[import-untyped]
+    from agentrl_cli.lightning.store import InMemoryLightningStore  # type: ignore[import-untyped]
+    from agentrl_cli.lightning.tracer.agentops import (  # type: ignore[import-untyped]
+        AgentOpsTracer,
+    )
+
+    assert old.Trainer is agl.Trainer and old.rollout is agl.rollout
+    assert AgentOpsTracer is agl.AgentOpsTracer
+    assert InMemoryLightningStore is agl.InMemoryLightningStore

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.plugins.ray.doctor import check_workers
 from agentrl_cli.plugins.ray.pool import ClusterPolicy
+from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.runtime import new_training, open_runtime
+from agentrl_cli.sandbox import owner
 from agentrl_cli.store import Store
 from agentrl_cli.trainer import Trainer, build_trainer
 from agentrl_cli.trainer.prefetch import ages
@@ -174,6 +179,51 @@ async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
     *_, (name, status, detail, _) = await check_workers(config, tmp_path, tmp_path / "s.db", print)
     assert (name, status) == ("workers", "fail") and "missing.py" in detail
     assert not (tmp_path / "s.db").exists()
+
+
+DRIVER = """
+from pathlib import Path
+from agentrl_cli.plugins.ray.processes import open_links
+from agentrl_cli.config import Config
+with open_links(Config.model_validate({"cluster": {"kind": "processes", "workers": 1}}), Path()) as (links, save):
+    save.args[0].joinpath("m@1.safetensors").write_bytes(b"weights")
+    print(save.args[0], flush=True)
+    input()
+"""
+
+
+def driver() -> tuple[subprocess.Popen[str], Path]:
+    """A run with workers, and where their weights are."""
+    process = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_weights_of_a_killed_run_go_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder with the workers' weights does not outlive a run that was killed, however it was killed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, left = driver()
+    alive, kept = driver()
+    try:
+        killed.kill()
+        killed.communicate()
+        assert left.parent == tmp_path and left.joinpath("m@1.safetensors").is_file()
+        foreign = tmp_path / left.name.replace(
+            owner._machine(), "-00000000-"
+        )  # of a machine that shares the folder
+        link = tmp_path / left.name.replace(left.name[-8:], "aaaaaaaa")
+        foreign.mkdir()
+        link.symlink_to(foreign)
+        config = Config.model_validate({"cluster": {"kind": "processes", "workers": 1}})
+        with open_links(config, tmp_path):
+            assert not left.exists()
+        assert kept.is_dir() and foreign.is_dir() and link.is_symlink()
+    finally:
+        alive.communicate("\n")
+    assert not kept.exists()
 
 
 def raylet_of(node: Any) -> int:

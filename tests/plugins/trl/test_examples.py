@@ -20,17 +20,13 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
-from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.spec import load_pack
-from agentrl_cli.types import Episode, Outcome
-from tests.helpers.packs import call
+from agentrl_cli.types import Outcome
+from tests.helpers.packs import call, play
 
 IDS: list[Any] = []
 """What the last reward was given, to be shown to TRL."""
@@ -111,14 +107,6 @@ CASES: list[tuple[Any, dict[str, Any], str]] = [
 ]
 KNOWN = [None, 27.0, 1.0, 1.0, 0.0, 1.0, None, 1.0, 1.0, 5.0, 1.0, 1.0]
 """What the documentation's functions give; the number of tokens is the tokenizer's."""
-
-
-async def play(pack: Pack, replies: list[str], **fields: Any) -> Episode:
-    chat = Chat(ByteTokenizer())
-    rollout = Rollout(
-        ScriptedPolicy(replies, chat.tokenizer), chat, {pack.name: pack}, Config(), **fields
-    )
-    return await rollout.episode(Job(pack.tasks("train")[0], 1))
 
 
 def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float | None:

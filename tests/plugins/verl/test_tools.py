@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config, load_config
+from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, DataError, EnvError, NotFound
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, score
 from agentrl_cli.rewards.load import load_reward
-from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.forms import detect, normal
@@ -304,9 +300,7 @@ async def test_in_a_rollout_verls_function_sees_the_response_without_control_tok
 
     row = {"prompt": [{"role": "user", "content": "2 + 3?"}], "reward_model": {"ground_truth": "5"}}
     pack = Pack.of("p", [row], [Reward("r", compute_score)])
-    chat = Chat(ByteTokenizer())
-    rollout = Rollout(ScriptedPolicy(["It is 5."], chat.tokenizer), chat, {"p": pack}, Config())
-    done = await rollout.episode(Job(pack.tasks("train")[0], 1))
+    done = await play(pack, ["It is 5."])
     assert done.outcome is Outcome.SOLVED and seen[0].strip() == "It is 5."
 
 

@@ -60,6 +60,7 @@ class APO(Algorithm, Generic[T]):
             "run_initial_validation": run_initial_validation,
         }
         self._best: tuple[float, PromptTemplate] | None = None
+        self._versions: dict[str, str] = {}
 
     def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
         """Return the first template of the initial resources, and its name. Raises ValueError if there is none."""
@@ -84,32 +85,18 @@ class APO(Algorithm, Generic[T]):
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Search. Raises ValueError without data or template, RunFailed if the client's model writes no usable text."""
-        name, template = self.get_seed_prompt_template()
+        self._name, self._template = self.get_seed_prompt_template()
         train = [("train", value) for value in rows(train_dataset)]
         held = [("val", value) for value in rows(val_dataset)]
         if not train or not held:
             raise ValueError("APO needs a train_dataset and a val_dataset with items.")
-        search = resolve("searches", {}, "apo")
-        await search(
-            _Queue(self, name, template), {name: template.template}, train, held, **self.size
-        )
+        first = {self._name: self._template.template}
+        await resolve("searches", {}, "apo")(self, first, train, held, **self.size)
 
-    def keep(self, mean: float, template: PromptTemplate) -> None:
-        """Keep the best mean on the whole validation data; the first of equals stays."""
-        if self._best is None or mean > self._best[0]:
-            self._best = mean, template
-
-
-class _Queue:
-    """Trials of a search as rollouts of the algorithm's store, which the trainer's runners take."""
+    # --- trials of the search: rollouts of the store, which the trainer's runners take -------------------------------
 
     stronger = "Pass APO a stronger apply_edit_model."
     useless = 0
-
-    def __init__(self, algorithm: APO[Any], name: str, template: PromptTemplate) -> None:
-        self._algorithm, self._name, self._template = algorithm, name, template
-        self._versions: dict[str, str] = {}
-        self.seed = algorithm.seed
 
     def narrate(self, text: str) -> None:
         _LOG.info("[APO] %s", text)
@@ -121,15 +108,15 @@ class _Queue:
         return self._template.model_copy(update={"template": parts[self._name]})
 
     async def ask(self, prompt: str) -> str:
-        return await self._answer(self._algorithm.gradient_model, prompt)
+        return await self._answer(self.gradient_model, prompt)
 
     async def edit(self, prompt: str) -> str:
-        return await self._answer(self._algorithm.apply_edit_model, prompt)
+        return await self._answer(self.apply_edit_model, prompt)
 
     async def _answer(self, model: str, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
-        answer = await self._algorithm.async_openai_client.chat.completions.create(
-            model=model, messages=messages, temperature=self._algorithm.diversity_temperature
+        answer = await self.async_openai_client.chat.completions.create(
+            model=model, messages=messages, temperature=self.diversity_temperature
         )
         return str(answer.choices[0].message.content or "")
 
@@ -137,10 +124,10 @@ class _Queue:
         self, parts: Parts, tasks: Sequence[tuple[RolloutMode, Any]]
     ) -> list[Episode]:
         """Return a rollout for each; one that fails, gives no reward or takes too long counts 0."""
-        store = self._algorithm.get_store()
+        store = self.get_store()
         if (candidate := _id_of(parts)) not in self._versions:
             held: NamedResources = {
-                **(self._algorithm.get_initial_resources() or {}),
+                **(self.get_initial_resources() or {}),
                 self._name: self._template_of(parts),
             }
             self._versions[candidate] = (await store.add_resources(held)).resources_id
@@ -149,19 +136,17 @@ class _Queue:
             for mode, value in tasks
         ]
         ids = [rollout.rollout_id for rollout in queued]
-        ended = await store.wait_for_rollouts(
-            rollout_ids=ids, timeout=self._algorithm.rollout_batch_timeout
-        )
+        ended = await store.wait_for_rollouts(rollout_ids=ids, timeout=self.rollout_batch_timeout)
         known = {rollout.rollout_id: rollout for rollout in ended}
         return [await self._episode(known.get(rollout.rollout_id, rollout)) for rollout in queued]
 
     async def _episode(self, rollout: Rollout) -> Episode:
         """Return a rollout as the search reads it: messages, final reward and how it ended."""
-        spans = await self._algorithm.get_store().query_spans(rollout.rollout_id, "latest")
+        spans = await self.get_store().query_spans(rollout.rollout_id, "latest")
         reward = find_final_reward(spans)
         failed = Outcome.AGENT_ERROR if rollout.status == "failed" else Outcome.TIMEOUT
         solved = Outcome.SOLVED if (reward or 0.0) >= 1.0 else Outcome.FAILED
-        calls = self._algorithm.get_adapter().adapt(spans)
+        calls = self.get_adapter().adapt(spans)
         asked = {"role": "user", "content": json.dumps(plain(rollout.input), ensure_ascii=False)}
         messages = [asked, *(message for call in calls[-1:] for message in call["messages"])]
         turns = [
@@ -184,7 +169,8 @@ class _Queue:
     def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
         mean = sum(episode.primary or 0.0 for episode in episodes) / len(episodes)
         self.narrate(f"prompt {_id_of(parts)}: {name} {mean:.3f}")
-        self._algorithm.keep(mean, self._template_of(parts))
+        if self._best is None or mean > self._best[0]:  # the first of equals stays
+            self._best = mean, self._template_of(parts)
         return mean
 
 

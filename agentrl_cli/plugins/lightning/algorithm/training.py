@@ -83,6 +83,8 @@ class GRPO(Algorithm):
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("Training needs a train_dataset with tasks.")
         trainer, config = self.get_trainer(), self.settings(len(train_dataset))
+        if self.get_llm_proxy() is not None:
+            _LOG.warning("llm_proxy has no effect: each episode has an address of its own.")
         config = config.replace(rollout={"concurrency": trainer.n_runners})
         items = {config.task.split_train: rows(train_dataset)}
         if held := rows(val_dataset):

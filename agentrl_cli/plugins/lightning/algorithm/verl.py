@@ -169,15 +169,13 @@ def _kl(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+    longest = [given.get("data.max_prompt_length"), given.get("data.max_response_length")]
     place = "agentlightning.trace_aggregator"
-    whole = given.get(f"{place}.level") == "trajectory"
-    keys = ("data.max_prompt_length", "data.max_response_length")
-    longest = [given.get(key) for key in keys]
-    if whole:
-        further = [
+    if given.get(f"{place}.level") == "trajectory":
+        parts = [
             given.get(f"{place}.trajectory_max_{part}_length") for part in ("prompt", "response")
         ]
-        longest = further if None not in further else longest
+        longest = longest if None in parts else parts
     return {} if None in longest else {"rollout.max_tokens": sum(longest)}
 
 
