@@ -92,15 +92,7 @@ class NotFound(UsageError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> NotFound:
         """Return a message that names the nearest known names."""
-        known = [item for item in known if item]
-        near = nearest(name, known)
-        if near:
-            hint = f"Did you mean {' or '.join(near)}?" + (f" {hint}" if hint else "")
-        elif known and len(known) <= 12:
-            hint = f"There are: {', '.join(known)}." + (f" {hint}" if hint else "")
-        elif not known:
-            hint = "None exist." + (f" {hint}" if hint else "")
-        return cls(f"No {kind} named {name!r}.", hint=hint)
+        return cls(f"No {kind} named {name!r}.", hint=suggest(name, known, hint))
 
 
 class TemplateError(UsageError):
@@ -147,9 +139,9 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
 
     Libraries hide the system's error in their own messages or behind a later one, so the whole chain is searched.
     """
-    found: BaseException | None = error
-    while found is not None:
-        number = getattr(found, "errno", None) or _number_in(str(found))
+    for found in _chain(error):
+        rust = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", str(found))
+        number = getattr(found, "errno", None) or (int(rust[1] or rust[2]) if rust else None)
         name = what or str(getattr(found, "filename", None) or "")
         if number in (errno.ENOSPC, errno.EDQUOT):
             return StoreError(
@@ -162,7 +154,6 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
             )
         if number in (errno.EACCES, errno.EPERM) and what:
             return StoreError(f"{what} could not be written: permission denied.", hint=hint)
-        found = found.__cause__ or found.__context__
     return None
 
 
@@ -171,19 +162,17 @@ def device_fault(error: BaseException) -> str:
 
     CUDA repeats it at every later call. Libraries hide it behind a later error, so the whole chain is searched.
     """
-    found: BaseException | None = error
-    while found is not None:
+    for found in _chain(error):
         fault = re.search(r"\b(CUDA|HIP) error: .*", str(found))
         if fault and "out of memory" not in fault[0]:
             return fault[0].strip()
-        found = found.__cause__ or found.__context__
     return ""
 
 
-def _number_in(text: str) -> int | None:
-    """Return the errno in the message of a library written in Rust."""
-    number = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", text)
-    return None if number is None else int(number[1] or number[2])
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager
@@ -206,6 +195,17 @@ def writing(what: str, hint: str = "") -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
     """Return the known names closest to `name`, best first, at most `n`."""
     return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
+
+
+def suggest(name: str, known: Iterable[str], hint: str = "", *, most: int = 12) -> str:
+    """Return a hint that names the nearest known names, or all (at most `most`) if none is near."""
+    known = [item for item in known if item]
+    found = "" if known else "None exist."
+    if near := nearest(name, known):
+        found = f"Did you mean {' or '.join(near)}?"
+    elif 0 < len(known) <= most:
+        found = f"There are: {', '.join(known)}."
+    return f"{found} {hint}".strip()
 
 
 def describe_error(error: BaseException) -> str:

@@ -247,8 +247,7 @@ async def run_training(
 ) -> RunRow:
     """Open the parts of a training and train. Returns the run's row as it ended.
 
-    `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
-    `accept_changes`: see Trainer.
+    `begin` makes or finds the row when all is open; `on_step` gets a step's metrics; `accept_changes`: see Trainer.
     """
     from agentrl_cli.learning.objective import check
     from agentrl_cli.trainer import build_trainer
@@ -267,7 +266,7 @@ async def run_training(
             loading=None if team is None else team.config,
         ) as runtime:
             run = begin(runtime)
-            with _note_failure(runtime.store, run):
+            try:
                 trainer = build_trainer(
                     config,
                     run,
@@ -280,17 +279,10 @@ async def run_training(
                     base=base,
                     accept_changes=accept_changes,
                 )
+            except AgentRLError as error:  # the run's row says why it made no step
+                runtime.store.runs.update(run.id, status="failed", error=str(error))
+                raise
             return await trainer.train()
-
-
-@contextlib.contextmanager
-def _note_failure(store: Store, run: RunRow) -> Iterator[None]:
-    """Let the row of a run say why it made no step."""
-    try:
-        yield
-    except AgentRLError as error:
-        store.runs.update(run.id, status="failed", error=str(error))
-        raise
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from agentrl_cli.config.choice import Algorithm, Options, choose
 from agentrl_cli.config.estimators import ESTIMATORS, CustomEstimator, Gae
 from agentrl_cli.config.losses import LOSSES, CustomLoss
-from agentrl_cli.types.section import Group, Positive, Section
+from agentrl_cli.types.section import Group, Positive, Section, refuse
 
 CHOICES: Mapping[str, tuple[Mapping[str, Algorithm], str]] = {
     "algo.advantage": (ESTIMATORS, "grpo"),
@@ -65,18 +65,20 @@ class KlConfig(Group):
 
     @model_validator(mode="after")
     def _fits(self) -> KlConfig:
-        if self.target is not None and not self.coef:
-            raise ValueError(
-                "algo.kl.target adapts algo.kl.coef, which is 0: set its initial value, e.g. 0.001"
-            )
-        if self.ref_ema and not self.coef:
-            raise ValueError(
-                "algo.kl.ref_ema moves the reference of the KL term, but algo.kl.coef is 0"
-            )
-        if self.unbiased and self.where == "reward":
-            raise ValueError(
-                "algo.kl.unbiased needs the KL in the loss, but algo.kl.where is reward"
-            )
+        refuse(
+            (
+                self.target is not None and not self.coef,
+                "algo.kl.target adapts algo.kl.coef, which is 0: set its initial value, e.g. 0.001",
+            ),
+            (
+                self.ref_ema and not self.coef,
+                "algo.kl.ref_ema moves the reference of the KL term, but algo.kl.coef is 0",
+            ),
+            (
+                self.unbiased and self.where == "reward",
+                "algo.kl.unbiased needs the KL in the loss, but algo.kl.where is reward",
+            ),
+        )
         return self
 
 
@@ -141,23 +143,26 @@ class OffPolicyConfig(Group):
 
     @model_validator(mode="after")
     def _fits(self) -> OffPolicyConfig:
-        if self.floor is not None and self.floor >= self.cap:
-            raise ValueError("algo.off_policy.floor must be below algo.off_policy.cap")
-        if self.reject != "none" and self.reject_upper is None:
-            raise ValueError(
-                f"algo.off_policy.reject {self.reject} needs reject_upper, e.g. 1.1 for k1, 0.01 for k2 and k3"
-            )
-        k1 = self.reject.endswith("k1")
-        if self.reject_lower is not None and not k1:
-            raise ValueError(
-                "algo.off_policy.reject_lower is a bound of the ratio, for reject with k1"
-            )
-        if k1 and self.reject_upper is not None:
-            lower = 1 / self.reject_upper if self.reject_lower is None else self.reject_lower
-            if lower > self.reject_upper:
-                raise ValueError(
-                    f"algo.off_policy.reject_lower ({lower:g}) must be below reject_upper; ratios are near 1"
-                )
+        k1, upper = self.reject.endswith("k1"), self.reject_upper or 1.0
+        lower = 1 / upper if self.reject_lower is None else self.reject_lower
+        refuse(
+            (
+                self.floor is not None and self.floor >= self.cap,
+                "algo.off_policy.floor must be below algo.off_policy.cap",
+            ),
+            (
+                self.reject != "none" and self.reject_upper is None,
+                f"algo.off_policy.reject {self.reject} needs reject_upper, e.g. 1.1 for k1, 0.01 for k2 and k3",
+            ),
+            (
+                self.reject_lower is not None and not k1,
+                "algo.off_policy.reject_lower is a bound of the ratio, for reject with k1",
+            ),
+            (
+                k1 and lower > upper,
+                f"algo.off_policy.reject_lower ({lower:g}) must be below reject_upper; ratios are near 1",
+            ),
+        )
         if self.bypass and (self.reject != "none" or self.correction not in ("auto", "none")):
             raise ValueError(
                 "algo.off_policy.bypass leaves out the trainer's forward before the step, which reject and correction"
@@ -258,9 +263,9 @@ class AlgoConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> AlgoConfig:
-        in_reward = self.kl.where == "reward" and self.kl.coef
-        if in_reward and self.advantage.name in ("gdpo", "turn_gdpo"):
-            raise ValueError(
-                f"{self.advantage.name} normalises reward parts, and a token's KL is not one: set algo.kl.where: loss"
-            )
+        name, in_reward = self.advantage.name, self.kl.where == "reward" and self.kl.coef
+        text = (
+            f"{name} normalises reward parts, and a token's KL is not one: set algo.kl.where: loss"
+        )
+        refuse((in_reward and name in ("gdpo", "turn_gdpo"), text))
         return self

@@ -55,14 +55,8 @@ def choose(
     """
     if isinstance(value, Options):
         value = value.model_dump()
-    given = (
-        {"name": value}
-        if isinstance(value, str)
-        else dict(value)
-        if isinstance(value, Mapping)
-        else None
-    )
-    if given is None or not isinstance(given.setdefault("name", default), str):
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    if not isinstance(given.setdefault("name", default), str):
         raise ValueError("expected a name, or a mapping with a name and options")
     kind = table[given["name"]].options if given["name"] in table else custom
     return kind.model_validate(given)

@@ -210,7 +210,7 @@ def _check(layers: Mapping[str, Value]) -> Config:
         if key.startswith(_OPEN) or (key in known and key not in parents):
             _put(tree, key, value.value)
         elif key not in parents:
-            near = " or ".join(_suggest(key, [*leaves(), *_ELSEWHERE]))
+            near = " or ".join(_suggest(key))
             problems.append(
                 f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else "")
             )
@@ -243,21 +243,20 @@ def _where(value: Value) -> str:
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a value in the tree of sections. Where something else than a mapping is above it, validation reports that."""
-    *path, last = _path(key, value)
+    groups, main = tuple(f"{group}." for group in mains()), mains().get(key, "")
+    if key in mains():
+        path = [*key.split("."), *([main] if main and value != {} else [])]
+    else:
+        path = key.split(
+            ".", -1 if key.startswith(_MAPPINGS) else 2 if key.startswith(groups) else 1
+        )
+    *path, last = path
     inside: Any = tree
     for name in path:
         inside = inside.setdefault(name, {})
         if not isinstance(inside, dict):
             return
     inside[last] = {**value, **inside.get(last, {})} if isinstance(value, dict) else value
-
-
-def _path(key: str, value: Any) -> list[str]:
-    if key in mains():
-        return [*key.split("."), *([mains()[key]] if mains()[key] and value != {} else [])]
-    if key.startswith(_MAPPINGS):
-        return key.split(".")
-    return key.split(".", 2 if key.startswith(tuple(f"{group}." for group in mains())) else 1)
 
 
 _ELSEWHERE = {
@@ -267,33 +266,24 @@ _ELSEWHERE = {
 """An option directly under its section, or an old key → the current key."""
 
 
-def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """Return the nearest dotted keys: by prefix (`train.step`: `train.steps`) or the same leaf in another section, then
-    by similarity within the section, then anywhere.
+def _suggest(key: str) -> list[str]:
+    """Return the nearest dotted keys, at most two: by prefix (`train.step`: `train.steps`) or the same last part in
+    another section, then the most similar within the section, then as a whole or by the last part (`stpes`).
     """
-    return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))
-
-
-def _nearest(key: str, known: Sequence[str]) -> list[str]:
     section, _, leaf = key.rpartition(".")
-    same = [name for name in known if name.rpartition(".")[2] == leaf]
+    known = [*leaves(), *_ELSEWHERE]
     inside = [name for name in known if section and name.startswith(f"{section}.")]
-    if begun := [name for name in inside if name.startswith(f"{key}_")] + same:
-        return begun[:2]
-    return nearest(key, inside, 1) or _most_similar(key, [*known, *sections()])
-
-
-def _most_similar(key: str, known: Sequence[str]) -> list[str]:
-    """Return the names most similar to `key`, as a whole or after the last dot: `stpes` is similar to `train.steps`."""
-    leaf = key.rpartition(".")[2]
-
-    def like(name: str) -> float:
-        part = difflib.SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()
-        return max(WHOLE + difflib.SequenceMatcher(None, key, name).ratio(), part)
-
-    found = {name: like(name) for name in known}
-    best = max(found.values())
-    return [name for name, ratio in found.items() if ratio == best][:2] if best >= 0.6 else []
+    found = [name for name in inside if name.startswith(f"{key}_")]
+    found += [name for name in known if name.rpartition(".")[2] == leaf]
+    if not (found := found[:2] or nearest(key, inside, 1)):
+        ratios = {}
+        for name in [*known, *sections()]:
+            last = difflib.SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()
+            whole = difflib.SequenceMatcher(None, key, name).ratio()
+            ratios[name] = max(WHOLE + whole, last)
+        best = max(0.6, *ratios.values())
+        found = [name for name, ratio in ratios.items() if ratio == best][:2]
+    return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in found))
 
 
 def _no_option(key: str, layers: Mapping[str, Value]) -> str:
@@ -303,12 +293,9 @@ def _no_option(key: str, layers: Mapping[str, Value]) -> str:
     name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]
     record = CHOICES[choice][0].get(name)
     own = option_names(record.options) if record else []
-    near = nearest(option, own, 1)
-    has = (
-        f"did you mean {choice}.{near[0]}?"
-        if near
-        else f"{name} has {', '.join(own) or 'no options'}"
-    )
+    has = f"{name} has {', '.join(own) or 'no options'}"
+    if near := nearest(option, own, 1):
+        has = f"did you mean {choice}.{near[0]}?"
     return f"unknown key {key} with {choice}: {name}; {has}"
 
 

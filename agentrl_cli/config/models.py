@@ -15,7 +15,7 @@ from pydantic import Field, create_model, model_validator
 from typing_extensions import TypeIs
 
 from agentrl_cli.config.algo import CHOICES, AlgoConfig
-from agentrl_cli.config.conflicts import conflict
+from agentrl_cli.config.conflicts import check_together
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.config.renamed import by_todays_names
 from agentrl_cli.config.rollout import RolloutConfig
@@ -252,17 +252,7 @@ class Config(Section):
     def _fits(self) -> Config:
         for name in offers("checks"):
             resolve("checks", {}, name)(self)
-        if found := conflict(self.rollout, self.algo):
-            raise ValueError(found)
-        if self.algo.off_policy.bypass and "mismatch" in self.train.stop_on.alerts:
-            raise ValueError(
-                "algo.off_policy.bypass does not measure the gap between trainer and sampler, so train.stop_on:"
-                " mismatch would never stop the run: leave out one of them"
-            )
-        if self.deterministic and self.rollout.async_staleness:
-            raise ValueError(
-                "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
-            )
+        check_together(self.rollout, self.algo, self.train, self.deterministic)
         return self
 
 
@@ -290,22 +280,13 @@ if not TYPE_CHECKING:
     Config = _with_plugins(Config)
 
 
-def keys() -> list[str]:
-    """Return every dotted key of the configuration, leaves only (`rewards` is one leaf)."""
-    return [key for key, _ in fields()]
-
-
 def fields() -> list[tuple[str, Any]]:
-    """Return every dotted key with its pydantic FieldInfo, in the order of the models."""
+    """Return every dotted key with its pydantic FieldInfo, in the order of the models (`rewards` is one)."""
     found: list[tuple[str, Any]] = []
     for name, info in Config.model_fields.items():
-        section = info.annotation
-        if _is(section, Section):
-            found += [
-                (f"{name}.{leaf}", leaf_info) for leaf, leaf_info in section.model_fields.items()
-            ]
-        else:
-            found.append((name, info))
+        kind = info.annotation
+        inside = kind.model_fields if _is(kind, Section) else {}
+        found += [(f"{name}.{leaf}", one) for leaf, one in inside.items()] or [(name, info)]
     return found
 
 
@@ -336,7 +317,7 @@ def options(key: str) -> dict[str, Any]:
 
 
 def leaves() -> dict[str, Any]:
-    """Return every dotted key that can be set, with its FieldInfo: those of `keys`, and options of groups."""
+    """Return every dotted key that can be set, with its FieldInfo: those of `fields`, and options of groups."""
     found = dict(fields())
     for key in groups():
         found |= {f"{key}.{name}": info for name, info in options(key).items()}

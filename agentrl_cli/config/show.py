@@ -71,7 +71,6 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
 
 
 def _join_groups(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with each group's main setting and options in one mapping."""
     out = dict(settings)
     for key, kind in groups().items():
         options = {

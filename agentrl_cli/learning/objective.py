@@ -27,7 +27,7 @@ from agentrl_cli.learning.losses import (
     sequence_sum,
 )
 from agentrl_cli.registry import resolve
-from agentrl_cli.types.signals import FAR, MASKED
+from agentrl_cli.types.tokens import FAR, MASKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from agentrl_cli.learning.estimator_inputs import Float64
 from agentrl_cli.learning.losses import Totals
 from agentrl_cli.learning.packing import Bool, Ints, Segment, segments_of
 from agentrl_cli.types import Branch, Episode, Float32, TrainSignals
-from agentrl_cli.types.signals import REJECTED
+from agentrl_cli.types.tokens import REJECTED
 
 LOSS_INPUTS = (
     *("sampled_logp", "sampler_logp", "advantage", "old_logp", "ref_logp", "selected"),

@@ -46,16 +46,15 @@ def foreign_imports(folder: Path) -> Iterator[Callable[[str, str], str]]:
     """
     with ExitStack() as stack:
         entered = [stack.enter_context(modules(folder)) for modules in adapters("modules")]
-        sys.path.insert(0, str(folder.absolute()))
-        stack.callback(_forget, str(folder.absolute()))
+        path = str(folder.absolute())
+        sys.path.insert(0, path)
 
         def target(name: str, kind: str) -> str:
             found = (modules.target(name, kind) for modules in entered)
             return next((one for one in found if one), dotted_target(name, folder))
 
-        yield target
-
-
-def _forget(path: str) -> None:
-    if path in sys.path:
-        sys.path.remove(path)
+        try:
+            yield target
+        finally:
+            if path in sys.path:
+                sys.path.remove(path)

@@ -14,6 +14,7 @@ import itertools
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -157,18 +158,11 @@ def from_outside(error: BaseException) -> bool:
         return task is None or task.cancelling() > 0
     if not isinstance(error, KeyboardInterrupt):
         return False
-    handler: Any = signal.getsignal(signal.SIGINT)
-    while isinstance(handler, partial):
-        handler = handler.func
+    handler = signal.getsignal(signal.SIGINT)
     code = code_of(handler)
     if code is None:  # Python's own handler leaves no frame
         return handler is signal.default_int_handler
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is code:
-            return True
-        trace = trace.tb_next
-    return False
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -211,12 +205,10 @@ def _stamp(path: Path) -> int:
 def _failure(path: Path, error: BaseException) -> str:
     """`file:line: what happened`, at the last line of the folder's own code."""
     file, line = str(path), getattr(error, "lineno", None)
-    trace = error.__traceback__
-    while trace is not None:
-        where = Path(trace.tb_frame.f_code.co_filename)
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        where = Path(frame.f_code.co_filename)
         if where.is_relative_to(path.parent) and "site-packages" not in where.parts:
-            file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
+            file, line = frame.f_code.co_filename, number
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
     return f"{file}:{line or 1}: {type(error).__name__}: {_plain(str(error))}"

@@ -8,7 +8,8 @@ An import of a module that is not there is looked up in them. A module that has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -43,7 +44,11 @@ MODULES: dict[str, str] = {
     "sandbox.attack_suite": "doctor.attacks",
     "servers.chat_session": "chat_session",
     "servers.model_server": "agents.serve",
+    "store.live_episode": "store.buffer",
+    "store.write_buffer": "store.buffer",
     "tasks.scaffold": "commands.init",
+    "types.sampling": "types.tokens",
+    "types.signals": "types.tokens",
 }
 """Old module, with all below it, to the new one."""
 
@@ -95,19 +100,13 @@ class OldModules(MetaPathFinder, Loader):
         """
         spec = module.__spec__
         if spec is not None and spec.origin is not None:
-            vars(module)["__getattr__"] = _reader(import_module(spec.origin))
+            vars(module)["__getattr__"] = partial(getattr, import_module(spec.origin))
 
 
 def _warn(old: str, new: str) -> None:
-    from agentrl_cli.types.old_names import (
-        warn,
-    )  # late: it is below numpy, which the front page does without
+    from agentrl_cli.types.old_names import warn  # late: numpy, which the front page does without
 
     warn(old, new)
-
-
-def _reader(module: ModuleType) -> Callable[[str], Any]:
-    return lambda name: getattr(module, name)
 
 
 def _moved(table: dict[str, str]) -> dict[str, str]:

@@ -35,7 +35,12 @@ def meet(folder: Path) -> None:
         return
     project = find_project(folder)
     place = project or folder
-    if place in _said or (project is not None and _is_met(project)):
+    mark, stat = runs_dir(place) / MARK, place.stat()
+    number = f"{stat.st_dev} {stat.st_ino}\n".encode()
+    with suppress(OSError):  # no mark yet
+        if project is not None and mark.read_bytes() == number:
+            return
+    if place in _said:
         return
     _said.add(place)
     code = folder / "task.py"
@@ -43,22 +48,6 @@ def meet(folder: Path) -> None:
         f"This runs the code of {code if code.is_file() else folder}: use only packs that you trust."
     )
     if project is not None:
-        _remember(project)
-
-
-def _remember(project: Path) -> None:
-    with suppress(OSError):  # read-only: the warning is repeated next time
-        runs_dir(project).mkdir(exist_ok=True)
-        (runs_dir(project) / MARK).write_text(_number(project), encoding="utf-8")
-
-
-def _is_met(project: Path) -> bool:
-    try:
-        return (runs_dir(project) / MARK).read_text(encoding="utf-8") == _number(project)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _number(project: Path) -> str:
-    found = project.stat()
-    return f"{found.st_dev} {found.st_ino}\n"
+        with suppress(OSError):  # read-only: the warning is repeated next time
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_bytes(number)

@@ -18,28 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.types.branches import Branch as Branch
-from agentrl_cli.types.branches import is_chain, leaf_paths, parents_of, tree_branches
+from agentrl_cli.types.branches import Branch, path_to, tree_branches
 from agentrl_cli.types.content import HASH, digest, images_of
-from agentrl_cli.types.outcomes import FAULTS as FAULTS
-from agentrl_cli.types.outcomes import Fact as Fact
-from agentrl_cli.types.outcomes import Outcome as Outcome
-from agentrl_cli.types.outcomes import kind_of as kind_of
-from agentrl_cli.types.outcomes import read_fact as read_fact
-from agentrl_cli.types.outcomes import stored_facts as stored_facts
-from agentrl_cli.types.sampling import Sampling as Sampling
-from agentrl_cli.types.signals import TrainSignals as TrainSignals
-from agentrl_cli.types.tokens import TOP_K as TOP_K
-from agentrl_cli.types.tokens import Float32 as Float32
-from agentrl_cli.types.tokens import Generation as Generation
-from agentrl_cli.types.tokens import Int8 as Int8
-from agentrl_cli.types.tokens import Int32 as Int32
-from agentrl_cli.types.tokens import Origin as Origin
-from agentrl_cli.types.tokens import StopReason as StopReason
-from agentrl_cli.types.tokens import Support as Support
-from agentrl_cli.types.tokens import Tokens as Tokens
-from agentrl_cli.types.tokens import no_support as no_support
-from agentrl_cli.types.tokens import supports as supports
+from agentrl_cli.types.outcomes import FAULTS, Fact, Outcome, kind_of, read_fact, stored_facts
+from agentrl_cli.types.tokens import (
+    TOP_K,
+    Float32,
+    Generation,
+    Int8,
+    Int32,
+    Origin,
+    Sampling,
+    StopReason,
+    Support,
+    Tokens,
+    TrainSignals,
+    no_support,
+    supports,
+)
 
 Message = dict[str, Any]
 """An OpenAI chat message: `role`, `content` and, if any, `tool_calls`, `tool_call_id`, `name`."""
@@ -258,18 +254,24 @@ class Episode:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """For each turn the index of the one that it continues, or `ROOT`."""
-        return parents_of([turn.parent for turn in self.turns])
+        """For each turn the index of the one that it continues, or `ROOT`.
+
+        An impossible parent, as in a half-written run, counts as none: it must be smaller than the index.
+        """
+        given = enumerate(turn.parent for turn in self.turns)
+        return tuple(n - 1 if p is None else p if 0 <= p < n else ROOT for n, p in given)
 
     @property
     def linear(self) -> bool:
         """Whether each turn continues the one before it: there is one branch."""
-        return is_chain([turn.parent for turn in self.turns])
+        return all(turn.parent in (None, index - 1) for index, turn in enumerate(self.turns))
 
     @property
     def branches(self) -> tuple[tuple[int, ...], ...]:
         """Turn indices from a root to each leaf, in the order of the leaves."""
-        return leaf_paths(self.parents)
+        parents = self.parents
+        leaves = sorted({*range(len(parents))} - {*parents})
+        return tuple(path_to(parents, index) for index in leaves)
 
     @property
     def sequences(self) -> tuple[Branch, ...]:
@@ -334,3 +336,39 @@ class Group:
     @property
     def rewards(self) -> tuple[float | None, ...]:
         return tuple(episode.reward for episode in self.episodes)
+
+
+__all__ = [
+    "FAULTS",
+    "ROOT",
+    "TOP_K",
+    "AgentState",
+    "Branch",
+    "Episode",
+    "Fact",
+    "Float32",
+    "Generation",
+    "Group",
+    "Int8",
+    "Int32",
+    "Message",
+    "Origin",
+    "Outcome",
+    "RewardPart",
+    "Sampling",
+    "StopReason",
+    "Support",
+    "Task",
+    "Tokens",
+    "ToolCall",
+    "ToolResult",
+    "ToolSchema",
+    "TrainSignals",
+    "Turn",
+    "kind_of",
+    "new_id",
+    "no_support",
+    "read_fact",
+    "stored_facts",
+    "supports",
+]

@@ -32,22 +32,6 @@ class Branch:
         return len(self.positions)
 
 
-def parents_of(given: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the parent of each turn from `Turn.parent`; −1 for a root.
-
-    An impossible parent, as in a half-written run, counts as none: `Turn.parent` must be smaller than the index.
-    """
-    return tuple(
-        index - 1 if parent is None else parent if 0 <= parent < index else -1
-        for index, parent in enumerate(given)
-    )
-
-
-def is_chain(given: Sequence[int | None]) -> bool:
-    """Whether each turn continues the one before it, and the first begins."""
-    return all(parent is None or parent == index - 1 for index, parent in enumerate(given))
-
-
 def path_to(parents: Sequence[int], index: int) -> tuple[int, ...]:
     """Return the indices from the root to a turn, itself included."""
     path = []
@@ -55,12 +39,6 @@ def path_to(parents: Sequence[int], index: int) -> tuple[int, ...]:
         path.append(index)
         index = parents[index]
     return tuple(reversed(path))
-
-
-def leaf_paths(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the path to each turn that no other continues, in the order of these turns."""
-    continued = set(parents)
-    return tuple(path_to(parents, index) for index in range(len(parents)) if index not in continued)
 
 
 def tree_branches(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 HASH = "sha256:"
@@ -63,7 +63,14 @@ def content_text(content: Any) -> str:
     """Return a content for people and text-only readers: texts as they are, images as `[image 640x480 9f86d081]`."""
     if not isinstance(content, list):
         return str(content or "")
-    return "\n".join(_texts(content))
+    texts = []
+    for part in content:
+        if is_image(part):
+            name = part["image"].removeprefix(HASH)[:8]
+            texts.append(f"[image {part['width']}x{part['height']} {name}]")
+        elif isinstance(part, dict) and part.get("text"):
+            texts.append(str(part["text"]))
+    return "\n".join(texts)
 
 
 def with_text(content: Any, text: str) -> Any:
@@ -71,14 +78,6 @@ def with_text(content: Any, text: str) -> Any:
     if isinstance(content, list):
         return [*content, {"type": "text", "text": f"\n\n{text}"}]
     return "\n\n".join(filter(None, [str(content or ""), text]))
-
-
-def _texts(content: list[Any]) -> Iterator[str]:
-    for part in content:
-        if is_image(part):
-            yield f"[image {part['width']}x{part['height']} {part['image'].removeprefix(HASH)[:8]}]"
-        elif isinstance(part, dict) and part.get("text"):
-            yield str(part["text"])
 
 
 def media_type(data: bytes) -> str:

@@ -23,6 +23,12 @@ OnOff = BeforeValidator(_on_or_off)
 """For words among which are `on` and `off`: YAML reads these two as booleans."""
 
 
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise ValueError with the text of the first rule that is broken: (whether it is, the text)."""
+    if text := next((text for broken, text in rules if broken), ""):
+        raise ValueError(text)
+
+
 class Section(BaseModel):
     """Base of every section: an unknown key is an error, and assignments are validated."""
 

@@ -1,10 +1,13 @@
-"""Token ids with their origins and log-probabilities: one generation, and parallel arrays over a span."""
+"""Token ids with their origins and log-probabilities: how they are drawn, one generation, parallel arrays over a span,
+and the numbers that training adds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum, StrEnum
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,69 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """The token limit of this turn or of the episode was reached."""
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    max_new_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+    slot: int = -1
+    """Number of the episode in its step: a policy with fixed decode slots puts it there; -1: anywhere."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are taken away."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the context less likely."""
+    bad_ids: tuple[int, ...] = ()
+    """Tokens that are never drawn."""
+    allow: Callable[[tuple[int, ...]], Sequence[int] | None] | None = None
+    """Called before each token with the turn so far: the ids that may come next, None for all; a single one is forced.
+    Local policies only."""
+
+    keep_support: bool = False
+    """Report the tokens that truncation left, for each token (`Generation.support`). Local policies only."""
+
+    @property
+    def problem(self) -> str:
+        """Describes the first invalid value; empty if all are valid."""
+        checks = (
+            (0 <= self.temperature < inf, f"temperature {self.temperature:g} is not 0 or above"),
+            (0 < self.top_p <= 1, f"top_p {self.top_p:g} is not above 0 and at most 1"),
+            (self.top_k >= 0, f"top_k {self.top_k} is not 0 or above"),
+            (0 <= self.min_p <= 1, f"min_p {self.min_p:g} is not in 0 to 1"),
+            (
+                0 < self.repetition_penalty < inf,
+                f"repetition_penalty {self.repetition_penalty:g} is not above 0",
+            ),
+            (
+                min(self.bad_ids, default=0) >= 0,
+                f"bad_ids has {min(self.bad_ids, default=0)}, which is not a token",
+            ),
+            ("" not in self.stop_strings, "stop_strings has an empty text"),
+        )
+        return next((f"Sampling.{text}" for fits, text in checks if not fits), "")
+
+    @property
+    def cut(self) -> bool:
+        """True if improbable tokens are removed."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def steered(self) -> bool:
+        """True if logits are changed before the temperature is applied."""
+        return self.repetition_penalty != 1.0 or bool(self.bad_ids) or self.allow is not None
+
+    @property
+    def truncated(self) -> bool:
+        """True if the sampled distribution differs from the policy's own at this temperature."""
+        return self.cut or self.steered
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +239,46 @@ def supports(sets: Sequence[Int32 | None]) -> Support:
     for place, ids in enumerate(sets):
         out[place] = ids
     return out
+
+
+REJECTED = 2
+"""`algo.off_policy.reject` left the token out of the mini-batch."""
+MASKED = 3
+"""`algo.entropy.share` took the token's gradient."""
+FAR = 4
+"""`algo.off_policy.mask` or a masking correction took it: the weights have moved too far since sampling."""
+NO_GRADIENT = ("in full", "CLIPPED", "REJECTED", "MASKED: certain", "MASKED: off-policy")
+"""Words for the values of `clipped`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSignals:
+    """Per-token facts that training adds to an episode, each [n] over the episode's tokens, NaN where untrained.
+
+    `weight` is the effective gradient weight −∂L/∂log p of the policy term (zero where clipped).
+    """
+
+    advantage: Float32
+    logp_train: Float32
+    """log-prob before the first optimizer step."""
+    ratio: Float32
+    clipped: Int8
+    """0, 1 if the ratio was clipped, REJECTED, MASKED or FAR."""
+    weight: Float32
+    logp_ref: Float32 | None = None
+    value: Float32 | None = None
+    returns: Float32 | None = None
+    logp_teacher: Float32 | None = None
+    """log-prob under the teacher of a distillation."""
+    reward_advantage: Float32 | None = None
+    """The advantage by the reward alone, beside a teacher's advantage; unweighted."""
+
+    @property
+    def push(self) -> Float32:
+        """[n] float32: weight × (1 − p), NaN where untrained; by this much a step moves the sampled token's own logit.
+
+        The gradient of log softmax for the sampled token's logit is 1 − p, so a token that was certain is hardly moved
+        whatever its advantage. p is the probability before the first optimizer step.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(self.weight * -np.expm1(np.minimum(self.logp_train, 0)), np.float32)

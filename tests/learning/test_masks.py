@@ -21,7 +21,7 @@ from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.scoring import within_bounds
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, Origin, StopReason, ToolCall, Turn
-from agentrl_cli.types.signals import FAR, MASKED, REJECTED
+from agentrl_cli.types.tokens import FAR, MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
 

@@ -12,7 +12,7 @@ from agentrl_cli.tui.common.layers import reference_kl
 from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, wrap
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.types import Float32, Origin, TrainSignals
-from agentrl_cli.types.signals import NO_GRADIENT
+from agentrl_cli.types.tokens import NO_GRADIENT
 
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
