@@ -61,7 +61,7 @@ def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = next(row for row in store.runs.all() if row.kind == "train")
-        solved = store.db.execute(
+        solved = store.conn.execute(
             "SELECT step, avg(outcome = 'solved') FROM episodes WHERE run_id = ? AND kind = 'train' GROUP BY step",
             (run.id,),
         ).fetchall()

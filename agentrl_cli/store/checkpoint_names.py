@@ -8,14 +8,6 @@ from agentrl_cli.store import RunRow, Store
 WITHIN_A_RUN = ("best", "last", "base")
 
 
-def newest_run(store: Store) -> RunRow | None:
-    """Return the newest training that has a checkpoint; None if absent."""
-    return next(
-        (row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)),
-        None,
-    )
-
-
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
     """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
@@ -24,7 +16,8 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
     """
     if name is not None and name not in WITHIN_A_RUN and not name.isdigit():
         return name
-    row = store.runs.get(run) if run is not None else newest_run(store)
+    trainings = (r for r in store.runs.all() if r.kind == "train" and store.runs.checkpoints(r.id))
+    row = store.runs.get(run) if run is not None else next(trainings, None)
     if row is None:
         if name in (None, "base"):
             return None

@@ -105,16 +105,13 @@ def dump_metrics(metrics: Mapping[str, Any]) -> str:
     """Return standard JSON, readable by SQLite's functions: NaN as null, infinity as 9e999."""
     parts = []
     for name, value in metrics.items():
-        parts.append(f"{_encode(clean(str(name)))}:{_metric(value)}")
+        plain = value.item() if isinstance(value, np.generic) else value
+        if isinstance(plain, float) and not math.isfinite(plain):
+            text = "null" if math.isnan(plain) else "9e999" if plain > 0 else "-9e999"
+        else:
+            text = dumps(plain)
+        parts.append(f"{_encode(clean(str(name)))}:{text}")
     return "{" + ",".join(parts) + "}"
-
-
-def _metric(value: Any) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "null" if math.isnan(value) else ("9e999" if value > 0 else "-9e999")
-    return dumps(value)
 
 
 def load_metrics(text: str) -> dict[str, Any]:
@@ -122,13 +119,13 @@ def load_metrics(text: str) -> dict[str, Any]:
     return {name: number(value) for name, value in loads(text).items()}
 
 
-_F4, _I4 = np.dtype("<f4"), np.dtype("<i4")
+_F4, _I4, I1 = np.dtype("<f4"), np.dtype("<i4"), np.dtype("i1")
 _NANS = np.full(1 << 14, np.nan, _F4).tobytes()
 
 
-def float_bytes(array: Float32) -> bytes:
-    """Little-endian float32 bytes."""
-    return (array if array.dtype is _F4 else array.astype(_F4)).tobytes()
+def pack(array: Float32 | Int32 | Int8, kind: np.dtype[Any] = _F4) -> bytes:
+    """Return the bytes of an array as numbers of a kind, little-endian float32 by default."""
+    return array.astype(kind, copy=False).tobytes()
 
 
 def no_number(data: bytes) -> bool:
@@ -142,18 +139,8 @@ def no_number(data: bytes) -> bool:
 
 def floats_blob(array: Float32) -> bytes | None:
     """float32 bytes; None (NULL) if all are NaN."""
-    data = float_bytes(array)
+    data = pack(array)
     return None if no_number(data) else data
-
-
-def ints_blob(array: Int32) -> bytes:
-    """Little-endian int32 bytes."""
-    return (array if array.dtype is _I4 else array.astype(_I4)).tobytes()
-
-
-def bytes_blob(array: Int8) -> bytes:
-    """int8 bytes."""
-    return array.astype(np.int8, copy=False).tobytes()
 
 
 _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
@@ -161,12 +148,17 @@ _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
 
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
     """Return `turn_tokens` values: n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support."""
-    ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
+    ids, origin = pack(tokens.ids, _I4), pack(tokens.origin, I1)
     if (
         _MODEL not in origin and _FORCED not in origin
     ):  # nothing was sampled, so Tokens has no numbers
         return (len(tokens), ids, origin, None, None, None, None, None, None)
-    top_ids = ints_blob(tokens.top_ids)
+    top_ids = pack(tokens.top_ids, _I4)
+    packed = None
+    if tokens.support is not None:  # the size of each token's set, −1 for none, then the ids of all
+        sizes = np.array([-1 if ids is None else len(ids) for ids in tokens.support], np.int32)
+        sets = [ids for ids in tokens.support if ids is not None]
+        packed = pack(np.concatenate([sizes, *sets]), _I4)
     return (
         len(tokens),
         ids,
@@ -176,19 +168,12 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
         floats_blob(tokens.entropy),
         None if top_ids.count(b"\xff") == len(top_ids) else top_ids,
         floats_blob(tokens.top_logps),
-        None if tokens.support is None else support_blob(tokens.support),
+        packed,
     )
 
 
-def support_blob(support: Support) -> bytes:
-    """Return the size of each token's set as int32, −1 for none, then the ids of all."""
-    sets = [ids for ids in support if ids is not None]
-    sizes = np.array([-1 if ids is None else len(ids) for ids in support], np.int32)
-    return ints_blob(np.concatenate([sizes, *sets]))
-
-
 def _read_support(blob: bytes | None, count: int) -> Support:
-    """`support_blob`'s sets of `count` tokens; NULL: none has one."""
+    """Return the sets of `count` tokens as `token_columns` packs them; NULL: none has one."""
     if blob is None:
         return no_support(count)
     numbers = np.frombuffer(blob, _I4).astype(np.int32)

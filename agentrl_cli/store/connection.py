@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from agentrl_cli.errors import NotFound, StoreError, disk_problem
+from agentrl_cli.errors import NotFound, StoreError, writing
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.migration import add_views, bring_up, migrate
 from agentrl_cli.store.schema import APPLICATION_ID, SCHEMA_VERSION
@@ -54,12 +54,8 @@ def connect(
 def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
     with map_errors(path):
         if str(path) != ":memory:":
-            try:
+            with writing(f"the folder of the store {path}", ELSEWHERE):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_problem(error, f"the store {path}", ELSEWHERE) or StoreError(
-                    f"Cannot make the folder of the store {path}: {error.strerror}.", hint=ELSEWHERE
-                ) from error
         conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
         try:
             _look(conn, path, busy_ms)
@@ -122,8 +118,14 @@ def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
                 raise StoreError(f"The store {path} is empty.", hint="Run `agentrl rollout` first.")
             if version < SCHEMA_VERSION:
                 add_views(conn, version)
-            if alone:
-                _warn_of_copy(conn, path)
+            sql = "SELECT name, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''"
+            for name, heartbeat, *holder in conn.execute(sql).fetchall() if alone else ():
+                if Holder(*holder).lives(heartbeat):
+                    _LOG.warning(
+                        "%s is running, and the log %s-wal is missing: this file is a copy without its newest rows. %s",
+                        *(name, path, COPY_BOTH.format(path=path)),
+                    )
+                    break
         except BaseException:
             conn.close()
             raise
@@ -152,19 +154,6 @@ def _look(conn: sqlite3.Connection, path: Path | str, busy_ms: int) -> None:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or lacks_locks(path):
             raise
     conn.execute(f"PRAGMA busy_timeout={busy_ms}")
-
-
-def _warn_of_copy(conn: sqlite3.Connection, path: Path) -> None:
-    """Warn of a copy without its log: a run's process is alive, and the log of the file that it writes exists."""
-    runs = conn.execute(
-        "SELECT name, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''"
-    ).fetchall()
-    living = [name for name, heartbeat, *holder in runs if Holder(*holder).lives(heartbeat)]
-    if living:
-        _LOG.warning(
-            "%s is running, and the log %s-wal is missing: this file is a copy without its newest rows. %s",
-            *(living[0], path, COPY_BOTH.format(path=path)),
-        )
 
 
 def _check(conn: sqlite3.Connection, path: Path | str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl_cli.store.codec import load_metrics, loads, marks, number, tokens_of
-from agentrl_cli.store.file import StoreFile, batches
+from agentrl_cli.store.codec import load_metrics, loads, number, tokens_of
+from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.rows import EpisodeRow, build, columns
 from agentrl_cli.types import (
     Episode,
@@ -20,9 +20,16 @@ from agentrl_cli.types import (
 )
 
 _COLUMNS = columns(EpisodeRow)[:-2]
-_PLACE = {name: place for place, name in enumerate(_COLUMNS)}
-_ROW = f"SELECT {','.join(_COLUMNS)} FROM episodes"
+_ROW = (
+    f"SELECT {','.join(_COLUMNS)},"
+    " (SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE episode_id=episodes.id ORDER BY tag)),"
+    " (SELECT text FROM notes WHERE episode_id=episodes.id) FROM episodes"
+)
 _TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support"
+_TURNS = (
+    "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
+    " reward, diverged, parent, images FROM turns WHERE episode_id=? ORDER BY idx"
+)
 _CALLS = (
     "SELECT turn, name, call_id, arguments, raw, call_error, result_turn, result, result_error, reward, metrics,"
     " seconds, level, truncated, done, images, result_value FROM tool_calls WHERE episode_id=? ORDER BY turn, idx"
@@ -31,32 +38,22 @@ _CALLS = (
 
 def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[EpisodeRow]:
     """Return list rows of the episodes that match an SQL condition, by rowid."""
-    rows = file.select(f"{_ROW} WHERE {where} ORDER BY rowid", params)
-    ids = [row[_PLACE["id"]] for row in rows]
-    tags: dict[str, list[str]] = {}
-    notes: dict[str, str] = {}
-    for part in batches(ids):
-        inside = f"episode_id IN ({marks(len(part))})"
-        for episode, tag in file.select(
-            f"SELECT episode_id, tag FROM tags WHERE {inside} ORDER BY tag", part
-        ):
-            tags.setdefault(episode, []).append(tag)
-        notes.update(file.select(f"SELECT episode_id, text FROM notes WHERE {inside}", part))
-    outcome, flags, tokenizer = _PLACE["outcome"], _PLACE["flags"], _PLACE["tokenizer"]
-    lines = []
-    for row, episode in zip(rows, ids, strict=True):
-        line = build(
+    outcome, flags, fact, tokenizer = (
+        _COLUMNS.index(name) for name in ("outcome", "flags", "fact", "tokenizer")
+    )
+    return [
+        build(
             EpisodeRow,
             row,
             outcome=None if row[outcome] is None else Outcome(row[outcome]),
             flags=tuple(loads(row[flags])) if row[flags] else (),
-            fact=read_fact(row[_PLACE["fact"]]),
+            fact=read_fact(row[fact]),
             tokenizer=row[tokenizer] or "",
-            tags=tuple(tags.get(episode, ())),
-            note=notes.get(episode, ""),
+            tags=tuple(loads(row[-2])),
+            note=row[-1] or "",
         )
-        lines.append(line)
-    return lines
+        for row in file.select(f"{_ROW} WHERE {where} ORDER BY rowid", params)
+    ]
 
 
 def read_episode(file: StoreFile, line: EpisodeRow) -> Episode:
@@ -107,12 +104,21 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
         if call_id is not None:
             calls.setdefault(turn, []).append(ToolCall(call_id, name, loads(arguments), raw, error))
         if answered is not None:
-            results.setdefault(answered, []).append(_result(file, row[7:]))
-    rows = file.select(
-        "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
-        " reward, diverged, parent, images FROM turns WHERE episode_id=? ORDER BY idx",
-        (episode_id,),
-    )
+            text, failed, reward, metrics, seconds, level, truncated, done, images, value = row[7:]
+            result = ToolResult(
+                text=text,
+                error=failed,
+                reward=reward,
+                metrics={} if metrics is None else load_metrics(metrics),
+                images=_images(file, images),
+                seconds=seconds,
+                level=level,
+                truncated=bool(truncated),
+                done=bool(done),
+                value=loads(value),
+            )
+            results.setdefault(answered, []).append(result)
+    rows = file.select(_TURNS, (episode_id,))
     return [
         Turn(
             index=index,
@@ -136,22 +142,6 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             row,
         )
     ]
-
-
-def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
-    text, error, reward, metrics, seconds, level, truncated, done, images, value = row
-    return ToolResult(
-        text=text,
-        error=error,
-        reward=reward,
-        metrics={} if metrics is None else load_metrics(metrics),
-        images=_images(file, images),
-        seconds=seconds,
-        level=level,
-        truncated=bool(truncated),
-        done=bool(done),
-        value=loads(value),
-    )
 
 
 def _images(file: StoreFile, hashes: str | None) -> tuple[bytes, ...]:

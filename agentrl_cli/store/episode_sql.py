@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks
 from agentrl_cli.store.rows import EpisodeRow, columns
-from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
+from agentrl_cli.types import Episode, Origin, ToolCall, ToolResult, Turn
 from agentrl_cli.types.content import digest, media_type
 
 EPISODE_COLUMNS = tuple(
@@ -72,7 +72,7 @@ PUT_GROUP = (
 NAME_TOKENIZER = "INSERT OR IGNORE INTO tokenizers VALUES (?, x'', '', '{}')"
 """Adds a hash that a run or an episode names before the tokenizer itself is stored."""
 # For a task whose row is unknown.
-_NAME_TASK = (
+NAME_TASK = (
     "INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data)"
     " VALUES (?,?,?,?,'[]','null')"
 )
@@ -98,6 +98,10 @@ PUT_WHOLE_CALL = (
     f" {','.join(RESULT)}) VALUES ({marks(8 + len(RESULT))})"
 )
 NO_RESULT = (None,) * len(RESULT)
+DROP_RESULTS = (
+    f"UPDATE tool_calls SET {','.join(f'{column}=NULL' for column in RESULT)}"
+    " WHERE episode_id=? AND result_turn=?"
+)
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
 PUT_DRIFT = (
     "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
@@ -106,14 +110,6 @@ SET_COUNTS = (
     "UPDATE episodes SET n_turns=?, n_tokens=?, n_model_tokens=?, n_calls=?, n_tool_errors=? WHERE id=?"
     " AND outcome IS NULL"
 )
-
-
-def check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
-    """Raise ValueError if a turn and its tokens differ in length."""
-    if turn.end - turn.start != len(tokens):
-        raise ValueError(
-            f"turn {turn.index} of episode {episode_id} spans {turn.start}..{turn.end} but has {len(tokens)} tokens"
-        )
 
 
 def put_images(conn: sqlite3.Connection, images: Sequence[bytes]) -> str | None:
@@ -155,34 +151,6 @@ def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple
         None if call.arguments is None else dumps(call.arguments),
         clean(call.raw),
         None if call.error is None else clean(call.error),
-    )
-
-
-def part_values(episode_id: str, parts: Sequence[RewardPart]) -> list[tuple[Any, ...]]:
-    """Parameters of `PUT_PART`, one row per part."""
-    return [
-        (
-            episode_id,
-            index,
-            part.name,
-            part.value,
-            part.weight,
-            part.primary,
-            clean(part.detail),
-            part.fakeable,
-        )
-        for index, part in enumerate(parts)
-    ]
-
-
-def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
-    """Delete a turn, its tokens and calls, and its results from the calls they answered."""
-    for table in ("turns", "turn_tokens"):
-        conn.execute(f"DELETE FROM {table} WHERE episode_id=? AND idx=?", (episode_id, index))
-    conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, index))
-    empty = ",".join(f"{column}=NULL" for column in RESULT)
-    conn.execute(
-        f"UPDATE tool_calls SET {empty} WHERE episode_id=? AND result_turn=?", (episode_id, index)
     )
 
 
@@ -258,16 +226,3 @@ def episode_key(episode: Episode) -> str | None:
     if episode.run_id is None or episode.step is None:
         return None
     return f"{episode.run_id}/{episode.step}/{episode.group_id or episode.task_id}/{episode.sample}"
-
-
-def put_episode(
-    conn: sqlite3.Connection, episode: Episode, split: str, values: Sequence[Any]
-) -> None:
-    """Run `PUT_EPISODE`, and before it add the episode's task and group if they are missing."""
-    pack, task, group = episode.pack, episode.task_id, episode.group_id
-    conn.execute(_NAME_TASK, (pack, task, episode.family, split))
-    if group is not None:
-        conn.execute(
-            PUT_GROUP, (group, episode.run_id, task, episode.step, episode.started, "", pack)
-        )
-    conn.execute(PUT_EPISODE, values)

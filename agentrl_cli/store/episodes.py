@@ -1,6 +1,6 @@
 """Episodes: written when started, turn by turn and when finished; read as ids, list rows and whole.
 
-An episode that was started by this store is kept in memory while it runs (live_episode.py), so that one transaction
+An episode that was started by this store is kept in memory while it runs (buffer.py), so that one transaction
 writes what all episodes did in the meantime. Any other is written at once.
 
 `Stats` are numbers over many episodes, each from one query.
@@ -16,24 +16,34 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import NotFound
+from agentrl_cli.store.buffer import LiveEpisode
 from agentrl_cli.store.codec import clean, decoding, marks
 from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
 from agentrl_cli.store.episode_sql import PUT_GROUP
 from agentrl_cli.store.file import Part, StoreFile, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
-from agentrl_cli.store.live_episode import LiveEpisode
 from agentrl_cli.store.marks import Signals
 from agentrl_cli.store.rows import EpisodeRow
 from agentrl_cli.types import AgentState, Episode, Fact, Outcome, Tokens, Turn
 
 CANDIDATES = 32
 """Episodes whose tokens are read to find the most pushed one."""
+_ERRORS = ",".join(f"'{outcome}'" for outcome in Outcome if outcome.is_error)
+_GRADED = f"reward IS NOT NULL AND outcome NOT IN ({_ERRORS})"
+_PUSH = "abs(coalesce(advantage, 0))"
+_NAMED = {
+    "last": "1 ORDER BY outcome IS NULL",
+    # If nothing was trained: the typical one of the equally good, without flags and not the only success of its group
+    # (whose advantage is large).
+    "best": f"{_GRADED} ORDER BY reward DESC, flags NOT IN ('', '[]'), {_PUSH} = 0, {_PUSH}",
+    # Of equally bad ones, the one that pushed the weights most.
+    "worst": f"{_GRADED} ORDER BY reward, {_PUSH} DESC",
+}
+"""Names of episodes: their condition and order; of equals the newest."""
 
 
 class Episodes(Part):
     """Episodes with their turns, tokens, tool calls and rewards."""
-
-    # Writing
 
     def add_group(
         self,
@@ -61,16 +71,9 @@ class Episodes(Part):
         `split` and `tokenizer` (hash) default to those of the stored task and of the run.
         """
         started = episode.started or time.time()
-        bare = episode
-        if (
-            not episode.started
-            or episode.outcome is not None
-            or episode.turns
-            or episode.reward_parts
-        ):
-            bare = episode.with_(
-                started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=()
-            )
+        bare = episode.with_(
+            started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=()
+        )
         with self.file.lock:
             self.file.require_writable()
             running = LiveEpisode(bare, split, tokenizer, (str(AgentState.PENDING), 0, "", started))
@@ -102,9 +105,8 @@ class Episodes(Part):
     def _change(self, episode_id: str, change: Callable[[LiveEpisode], None], later: bool) -> None:
         """Change an episode in the buffer, or at once in the file."""
         with self.file.lock:
-            self.file.require_writable()
-            running = self.file.buffer.episodes.get(episode_id)
-            if running is None or self.file.in_transaction:
+            running = self.file.running(episode_id)
+            if running is None:
                 self.file.buffer.episodes.pop(episode_id, None)
                 with self.file.transaction() as conn:
                     stored = LiveEpisode.load(conn, episode_id)
@@ -153,8 +155,6 @@ class Episodes(Part):
                 "DELETE FROM episodes WHERE id=?", [(item,) for item in episode_ids]
             ).rowcount
 
-    # Reading
-
     def ids(
         self,
         filter: str = "",
@@ -174,10 +174,11 @@ class Episodes(Part):
 
     def rows(self, rowids: Sequence[int]) -> list[EpisodeRow]:
         """Return list rows of episodes, in the order given; deleted ones are left out."""
-        found: dict[int, EpisodeRow] = {}
-        for part in batches(rowids):
-            for row in read_rows(self.file, f"rowid IN ({marks(len(part))})", part):
-                found[row.rowid] = row
+        found = {
+            row.rowid: row
+            for part in batches(rowids)
+            for row in read_rows(self.file, f"rowid IN ({marks(len(part))})", part)
+        }
         return [found[rowid] for rowid in rowids if rowid in found]
 
     def row(self, episode_id: str) -> EpisodeRow:
@@ -200,14 +201,9 @@ class Episodes(Part):
         row = self.row(episode_id)
         if row.group_id is None:
             return [row]
-        return sorted(
-            read_rows(
-                self.file,
-                "group_id=? AND run_id IS ? AND parent_id IS ?",
-                (row.group_id, row.run_id, row.parent_id),
-            ),
-            key=lambda item: (item.sample, item.rowid),
-        )
+        same = "group_id=? AND run_id IS ? AND parent_id IS ?"
+        found = read_rows(self.file, same, (row.group_id, row.run_id, row.parent_id))
+        return sorted(found, key=lambda item: (item.sample, item.rowid))
 
     def children(self, episode_id: str) -> list[EpisodeRow]:
         """Return the what-ifs of an episode, oldest first."""
@@ -220,11 +216,8 @@ class Episodes(Part):
 
     def group_reason(self, group_id: str | None, run_id: str | None) -> str:
         """Return the reason why a group's task was picked; empty if it was its turn in the order."""
-        if group_id is None:
-            return ""
-        row = self.file.select_one(
-            "SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id)
-        )
+        sql = "SELECT why FROM groups WHERE id=? AND run_id IS ?"
+        row = self.file.select_one(sql, (group_id, run_id))
         return str(row[0]) if row else ""
 
     def resolve(self, name: str, run: str | None = None) -> str:
@@ -233,34 +226,23 @@ class Episodes(Part):
 
         Raises NotFound naming the nearest.
         """
-        scope, params = ("e.run_id=?", [run]) if run else ("1", [])
-        errors = [outcome.value for outcome in Outcome if outcome.is_error]
-        ungraded = f"outcome NOT IN ({marks(len(errors))})"
-        graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND {ungraded}"
-        pushed = "abs(coalesce(advantage, 0)) DESC"
-        typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
-        queries: dict[str, tuple[str, list[Any]]] = {
-            "last": (
-                f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC",
-                params,
-            ),
-            # If nothing was trained: the typical one of the equally good, without flags and not the only success of
-            # its group (whose advantage is large); the newest of these.
-            "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
-            # Of equally bad ones, the one that pushed the weights most.
-            "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
-        }
-        if name == "best" and (best := self._most_pushed(scope, params)) is not None:
-            return best
-        if name in queries:
-            sql, values = queries[name]
-            row = self.file.select_one(f"{sql} LIMIT 1", values)
-            if row is None:
-                raise NotFound(
-                    f"No {name} episode yet in {self.file.path}.",
-                    hint="`agentrl rollout` makes some.",
-                )
-            return str(row[0])
+        scope, params = ("run_id=?", [run]) if run else ("1", [])
+        if name == "best":  # the most pushed of the trained and solved ones with large advantages
+            rows = self.file.select(
+                f"SELECT id FROM episodes WHERE {scope} AND fact=? AND outcome=?"
+                f" ORDER BY advantage DESC, started DESC LIMIT {CANDIDATES}",
+                [*params, Fact.TRAINED, Outcome.SOLVED],
+            )
+            if best := Signals(self.file).most_pushed(row[0] for row in rows):
+                return best
+        if name in _NAMED:
+            sql = f"SELECT id FROM episodes WHERE {scope} AND {_NAMED[name]}, started DESC LIMIT 1"
+            if row := self.file.select_one(sql, params):
+                return str(row[0])
+            raise NotFound(
+                f"No {name} episode yet in {self.file.path}.",
+                hint="`agentrl rollout` makes some.",
+            )
         wanted = name.removeprefix("agentrl:").split("@")[0].lower()
         found = self.file.select(
             "SELECT id FROM episodes WHERE id>=? AND id<? LIMIT 2", (wanted, wanted + "\U0010ffff")
@@ -268,14 +250,6 @@ class Episodes(Part):
         if wanted and found and (len(found) == 1 or found[0][0] == wanted):
             return str(found[0][0])
         raise _no_episode(self.file, wanted, several=len(found) > 1)
-
-    def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
-        """Return the most pushed of the trained and solved episodes with the largest advantages."""
-        sql = f"SELECT id FROM episodes e WHERE {scope} AND fact=? AND outcome=? ORDER BY advantage DESC, started DESC"
-        rows = self.file.select(
-            f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES]
-        )
-        return Signals(self.file).most_pushed(row[0] for row in rows)
 
 
 def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:
@@ -299,14 +273,11 @@ class Stats(Part):
 
     def group(self, group_id: str, run_id: str | None) -> tuple[int, float, float]:
         """Return the number of a group's graded episodes, mean and deviation of their rewards (NaN without any)."""
-        rows = self.file.select(
-            "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL",
-            (group_id, run_id),
-        )
-        if not rows:
+        sql = "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL"
+        rewards = np.array(self.file.select(sql, (group_id, run_id)))
+        if not len(rewards):
             return 0, math.nan, math.nan
-        rewards = np.array([row[0] for row in rows])
-        return len(rows), float(rewards.mean()), float(rewards.std())
+        return len(rewards), float(rewards.mean()), float(rewards.std())
 
     def groups(
         self, run_id: str, step: int, kind: str = "train"
@@ -320,26 +291,24 @@ class Stats(Part):
 
     def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
         """Return (pack, task, step, solved, graded) of a training's steps up to `until`; errors are left out."""
-        errors = [outcome.value for outcome in Outcome if outcome.is_error]
         return self.file.select(
             "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
-            f" AND step<=? AND fact NOT IN (?,?) AND outcome NOT IN ({marks(len(errors))})"
+            f" AND step<=? AND fact NOT IN (?,?) AND outcome NOT IN ({_ERRORS})"
             " GROUP BY step, pack, task_id ORDER BY step",
-            (run_id, until, *_CHANGED, *errors),
+            (run_id, until, *_CHANGED),
         )
 
-    def tasks(self, run: str | None = None) -> list[list[Any]]:
-        """Return [task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes.
+    def tasks(self, run: str | None = None) -> list[tuple[Any, ...]]:
+        """Return (task, pack, family, split, episodes, mean reward, share solved) of every task that has episodes.
 
         The last two are over graded episodes, None without any.
         """
-        rows = self.file.select(
+        return self.file.select(
             "SELECT task_id, pack, max(family), max(split), count(*), avg(reward),"
             " avg(CASE WHEN reward IS NOT NULL THEN outcome='solved' END) FROM episodes"
             " WHERE ?1 IS NULL OR run_id=?1 GROUP BY pack, task_id ORDER BY pack, task_id",
             (run,),
         )
-        return [list(row) for row in rows]
 
     def episodes(self, run: str | None = None) -> dict[str, int]:
         """Return run id → number of episodes, from an index alone; only of `run` if given."""
@@ -355,13 +324,13 @@ class Stats(Part):
         )
         return dict(self.file.select(sql, (run,)))
 
-    def tools(self, run: str | None = None, since: int = 0) -> list[list[Any]]:
-        """Return [tool, calls, malformed, failed, mean seconds, slowest, kinds of error] from step `since`.
+    def tools(self, run: str | None = None, since: int = 0) -> list[tuple[Any, ...]]:
+        """Return (tool, calls, malformed, failed, mean seconds, slowest, kinds of error) from step `since`.
 
         The busiest come first. A malformed call never ran; a failed one did, or was refused. One without a readable
         name is `(unreadable)`.
         """
-        rows = self.file.select(
+        return self.file.select(
             "SELECT CASE WHEN c.name='' THEN '(unreadable)' ELSE c.name END, count(*), sum(c.call_error IS NOT NULL),"
             " sum(c.call_error IS NULL AND c.result_error IS NOT NULL), avg(c.seconds), max(c.seconds),"
             " group_concat(DISTINCT c.result_error)"
@@ -369,4 +338,3 @@ class Stats(Part):
             " WHERE (?1 IS NULL OR e.run_id=?1) AND ifnull(e.step, 0)>=?2 GROUP BY 1 ORDER BY 2 DESC",
             (run, since),
         )
-        return [list(row) for row in rows]

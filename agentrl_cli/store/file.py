@@ -23,21 +23,15 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.registry import resolve
+from agentrl_cli.store.buffer import LINGER, LiveEpisode, Params, WriteBuffer, savepoint
 from agentrl_cli.store.connection import BUSY_MS, connect
 from agentrl_cli.store.migration import drop_views
 from agentrl_cli.store.schema import statements
 from agentrl_cli.store.sqlite_errors import RECOVER, map_errors
-from agentrl_cli.store.write_buffer import Flusher, Params, WriteBuffer, savepoint
-
-if TYPE_CHECKING:
-    from sqlite_utils import Database
-
-_SUFFIXES = ("", "-wal", "-shm")
 
 
 class Identity:
@@ -48,11 +42,21 @@ class Identity:
         self._known: dict[str, tuple[int, int]] = {}
         self.require()
 
-    def require(self) -> None:
-        """Raise StoreError if a file was deleted or replaced; log files are recorded when they appear."""
-        for suffix in _SUFFIXES:
-            now = _identity(f"{self.path}{suffix}")
+    def require(self, conn: sqlite3.Connection | None = None) -> None:
+        """Raise StoreError if a file was deleted or replaced; log files are recorded when they appear.
+
+        If only the log is missing, `conn` still has it open and writes it back into the file first.
+        """
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                found = os.stat(f"{self.path}{suffix}")
+                now = found.st_dev, found.st_ino
+            except OSError:
+                now = None
             if self._known.get(suffix, now) != now:
+                if now is None and suffix == "-wal" and conn and not conn.in_transaction:
+                    with suppress(sqlite3.Error):  # else a reader misses the last commits
+                        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 raise StoreError(
                     f"The store was {'deleted' if now is None else 'replaced'} while it was in use:"
                     f" {self.path}{suffix}. What was being written is lost.",
@@ -60,24 +64,6 @@ class Identity:
                 )
             if now is not None:
                 self._known[suffix] = now
-
-    @property
-    def has_lost_its_log(self) -> bool:
-        """Whether only the log is missing: it is still open and can be written back into the file."""
-        log = f"{self.path}-wal"
-        return (
-            self._known[""] == _identity(self.path)
-            and "-wal" in self._known
-            and _identity(log) is None
-        )
-
-
-def _identity(path: Path | str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 class StoreFile:
@@ -92,8 +78,10 @@ class StoreFile:
         self.lock = threading.RLock()
         self.buffer = WriteBuffer(self.path)
         self._identity = None if readonly or str(path) == ":memory:" else Identity(path)
-        self._depth = 0
-        self._flusher = Flusher(self.flush, self.postpone)
+        self.in_transaction = False
+        """Whether a `transaction` is open here."""
+        self._timer: threading.Timer | None = None  # of the next flush
+        self._closed = False
         self._pid = os.getpid()
         if not readonly:
             atexit.register(self._close_at_exit)
@@ -110,18 +98,21 @@ class StoreFile:
 
     def close(self) -> None:
         """Write the buffer and close; closing twice is fine."""
-        if self._flusher.is_stopped:
+        if self._closed:
             return
         try:
             if not self.readonly:
                 self.flush()
-                self._require_same_files()
+                if self._identity is not None:
+                    self._identity.require(self.conn)
                 if self.buffer.refused is not None:
                     raise self.buffer.refused
         finally:
-            self._flusher.stop()
+            self._closed = True
             atexit.unregister(self._close_at_exit)
             with self.lock:
+                if self._timer is not None:
+                    self._timer.cancel()
                 self.conn.close()
 
     def _close_at_exit(self) -> None:
@@ -131,33 +122,12 @@ class StoreFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        if value is None:
+    def __exit__(self, kind: object, value: BaseException | None, tb: object) -> None:
+        try:
             self.close()
-            return
-        with suppress(
-            StoreError
-        ):  # the exception on its way is the better message, and most often the same
-            self.close()
-
-    @property
-    def db(self) -> Database:
-        """The same connection as a sqlite-utils Database."""
-        from sqlite_utils import Database
-
-        return Database(self.conn)
-
-    # Writing
-
-    @property
-    def in_transaction(self) -> bool:
-        """Whether a `transaction` is open here."""
-        return self._depth > 0
+        except StoreError:
+            if value is None:  # else it is the better message, and most often the same
+                raise
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -166,38 +136,30 @@ class StoreFile:
         Raises StoreError; earlier waiting writes then wait again.
         """
         with self.lock, map_errors(self.path):
-            if self._depth:
+            if self.in_transaction:
                 with savepoint(self.conn):
                     yield self.conn
                 return
             self.require_writable()
-            self._require_same_files()
-            self._depth = 1
+            if self._identity is not None:
+                self._identity.require(self.conn)
+            self.in_transaction = True
             try:
                 with self.buffer.transaction(self.conn):
                     yield self.conn
             finally:
-                self._depth = 0
+                self.in_transaction = False
 
-    def _require_same_files(self) -> None:
-        """Raise StoreError unless the file at the path is still the open one: writes would be lost."""
-        if self._identity is None:
-            return
-        try:
-            self._identity.require()
-        except StoreError:
-            if self._identity.has_lost_its_log and not self.conn.in_transaction:
-                with suppress(
-                    sqlite3.Error
-                ):  # else the next reader finds a file without its last commits
-                    self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            raise
+    def write(self, sql: str, params: Params) -> int:
+        """Commit one statement. Returns how many rows changed. Raises StoreError."""
+        with self.transaction() as conn:
+            return conn.execute(sql, params).rowcount
 
     def write_later(self, sql: str, params: Params) -> None:
         """Queue one write; inside a transaction it happens at once, in order."""
         with self.lock:
             self.require_writable()
-            if self._depth:
+            if self.in_transaction:
                 self.conn.execute(sql, params)
                 return
             self.buffer.queue.append((sql, params))
@@ -206,7 +168,19 @@ class StoreFile:
     def wake(self) -> None:
         """Schedule writing the buffer within `LINGER` seconds. Raises StoreError if an earlier write failed."""
         self.buffer.raise_failure()
-        self._flusher.wake()
+        if self._timer is None:
+            self._timer = threading.Timer(LINGER, self._flush_in_background)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _flush_in_background(self) -> None:
+        with self.lock:
+            self._timer = None
+            try:
+                if not self._closed:
+                    self.flush()
+            except StoreError as error:  # raised by the next write, in the caller's thread
+                self.postpone(error)
 
     def postpone(self, error: StoreError) -> None:
         """Let the next write raise an error that nothing could catch."""
@@ -218,10 +192,15 @@ class StoreFile:
         if self.readonly:
             raise StoreError(f"The store {self.path} was opened for reading only.")
 
+    def running(self, episode_id: str) -> LiveEpisode | None:
+        """Return an episode in the buffer; None inside a transaction, which writes at once."""
+        self.require_writable()
+        return None if self.in_transaction else self.buffer.episodes.get(episode_id)
+
     def flush(self) -> None:
         """Write the buffer now. Raises StoreError."""
         with self.lock:
-            if self.buffer.is_waiting and not self._depth:
+            if self.buffer.is_waiting and not self.in_transaction:
                 with self.transaction():
                     pass
 
@@ -230,7 +209,7 @@ class StoreFile:
         with self.lock:
             episodes = self.buffer.episodes
             ended = {name: one for name, one in episodes.items() if one.ended}
-            if not ended or self._depth or self._flusher.is_stopped:
+            if not ended or self.in_transaction or self._closed:
                 return
             self.buffer.episodes = ended
             try:
@@ -239,8 +218,6 @@ class StoreFile:
                 self.buffer.episodes |= {
                     name: one for name, one in episodes.items() if not one.ended
                 }
-
-    # Reading
 
     def select(
         self, sql: str, params: Params = (), *, settled: bool = True

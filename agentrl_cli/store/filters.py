@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from agentrl_cli.errors import UsageError, nearest
+from agentrl_cli.errors import UsageError, suggest
 from agentrl_cli.types import Outcome, stored_facts
 from agentrl_cli.types.plain import is_text, quote_text
 
@@ -59,22 +60,17 @@ NAMES: dict[str, str] = {
 }
 """Fields that hold a name."""
 
-LOOKUPS: dict[str, str] = {
-    "tool": "e.id IN (SELECT episode_id FROM tool_calls WHERE {})",
-    "tag": "e.id IN (SELECT episode_id FROM tags WHERE {})",
-    "run": "e.run_id IN (SELECT id FROM runs WHERE {})",
-    "ckpt": "(e.run_id, e.step) IN (SELECT run_id, step FROM checkpoints WHERE {})",
-    "drift": "e.id IN (SELECT episode_id FROM drift WHERE {})",
+LOOKUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tool": ("e.id IN (SELECT episode_id FROM tool_calls WHERE {})", ("name",)),
+    "tag": ("e.id IN (SELECT episode_id FROM tags WHERE {})", ("tag",)),
+    "run": ("e.run_id IN (SELECT id FROM runs WHERE {})", ("name", "id")),
+    "ckpt": (
+        "(e.run_id, e.step) IN (SELECT run_id, step FROM checkpoints WHERE {})",
+        ("kind",),
+    ),
+    "drift": ("e.id IN (SELECT episode_id FROM drift WHERE {})", ("kind",)),
 }
-"""Fields that are looked up in another table."""
-
-_LOOKUP_COLUMNS = {
-    "tool": ("name",),
-    "tag": ("tag",),
-    "run": ("name", "id"),
-    "ckpt": ("kind",),
-    "drift": ("kind",),
-}
+"""Fields that are looked up in another table: the condition, and the columns that hold the name."""
 
 SORTS: dict[str, str] = {
     "time": "e.started",
@@ -95,7 +91,7 @@ _EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4
 
 def fields() -> list[str]:
     """Return every field of the language, sorted: for help and completion."""
-    return sorted([*NUMBERS, *NAMES, *LOOKUPS, "flag", "text", "note"])
+    return sorted([*_TERMS, "text"])
 
 
 def compile_filter(text: str) -> Where:
@@ -149,7 +145,7 @@ def compile_sort(text: str) -> str:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name = ALIASES.get(item.lstrip("-+"), item.lstrip("-+"))
         if name not in SORTS:
-            raise _unknown_error("order", name, list(SORTS))
+            raise _unknown_error("No order", name, list(SORTS))
         if name in seen:
             continue
         seen.add(name)
@@ -170,30 +166,13 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
         raise UsageError(f"{name}: needs a value beside the commas.", hint=_EXAMPLE)
     if max(map(len, choices)) > LONGEST:
         raise UsageError(f"A value of {name}: has more than {LONGEST:,} characters.", hint=_EXAMPLE)
-    one: Callable[[str], Where]
     if name == "text":
         return _text(value)
-    if name in NUMBERS:
-        column = NUMBERS[name]
-        one = lambda item: _number(name, column, item)  # noqa: E731
-    elif name in NAMES:
-        _check_outcome(name, choices)
-        if name == "fact":
-            choices = [stored for item in choices for stored in stored_facts(item)]
-        column = NAMES[name]
-        one = lambda item: _name(column, item)  # noqa: E731
-    elif name in LOOKUPS:
-        one = lambda item: _lookup(name, item)  # noqa: E731
-    elif name == "flag":
-        one = lambda item: ("e.flags LIKE ? ESCAPE '\\'", [f'%"{_like(item).replace("*", "%")}"%'])  # noqa: E731
-    elif name == "note":
-        one = lambda item: (  # noqa: E731
-            "e.id IN (SELECT episode_id FROM notes WHERE text LIKE ? ESCAPE '\\')",
-            [f"%{'' if item == '*' else _like(item)}%"],
-        )
-    else:
-        raise _unknown_error("field", name, fields())
-    found = [one(item) for item in choices]
+    if name not in _TERMS:
+        raise _unknown_error("A filter has no field", name, fields())
+    if name == "fact":
+        choices = [stored for item in choices for stored in stored_facts(item)]
+    found = [_TERMS[name](item) for item in choices]
     return f"({_join([part for part, _ in found], 'OR')})", [
         param for _, params in found for param in params
     ]
@@ -237,10 +216,26 @@ def _name(column: str, value: str) -> Where:
     return f"{column} = ? COLLATE NOCASE", [value]
 
 
-def _lookup(name: str, value: str) -> Where:
-    found = [_name(column, value) for column in _LOOKUP_COLUMNS[name]]
+def _lookup(condition: str, columns: Sequence[str], value: str) -> Where:
+    found = [_name(column, value) for column in columns]
     where = " OR ".join(sql for sql, _ in found)
-    return LOOKUPS[name].format(where), [param for _, params in found for param in params]
+    return condition.format(where), [param for _, params in found for param in params]
+
+
+def _outcome(value: str) -> Where:
+    known = [outcome.value for outcome in Outcome]
+    if value != "none" and not set("*?") & set(value) and value.lower() not in known:
+        raise _unknown_error("A filter has no outcome", value, known)
+    return _name(NAMES["outcome"], value)
+
+
+def _flag(value: str) -> Where:
+    return "e.flags LIKE ? ESCAPE '\\'", [f'%"{_like(value).replace("*", "%")}"%']
+
+
+def _note(value: str) -> Where:
+    found = "e.id IN (SELECT episode_id FROM notes WHERE text LIKE ? ESCAPE '\\')"
+    return found, [f"%{'' if value == '*' else _like(value)}%"]
 
 
 _STRUCTURE = "role content name type text function arguments id tool_calls tool_call_id system user assistant tool"
@@ -270,20 +265,14 @@ def _like(text: str) -> str:
     return re.sub(r"([%_\\])", r"\\\1", text)
 
 
-def _check_outcome(name: str, values: list[str]) -> None:
-    if name != "outcome":
-        return
-    known = [outcome.value for outcome in Outcome]
-    for value in values:
-        if value != "none" and not set("*?") & set(value) and value.lower() not in known:
-            raise _unknown_error("outcome", value, known)
+def _unknown_error(start: str, name: str, known: Sequence[str]) -> UsageError:
+    return UsageError(f"{start} {name!r}.", hint=suggest(name, sorted(known), most=len(known)))
 
 
-def _unknown_error(what: str, name: str, known: list[str]) -> UsageError:
-    near = nearest(name, known)
-    hint = (
-        f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}."
-    )
-    return UsageError(
-        f"A filter has no {what} {name!r}." if what != "order" else f"No order {name!r}.", hint=hint
-    )
+_TERMS: dict[str, Callable[[str], Where]] = {
+    **{name: partial(_number, name, column) for name, column in NUMBERS.items()},
+    **{name: partial(_name, column) for name, column in NAMES.items()},
+    **{name: partial(_lookup, *lookup) for name, lookup in LOOKUPS.items()},
+    **{"outcome": _outcome, "flag": _flag, "note": _note},
+}
+"""Field → the condition for one of its values; `text` is aside, as its value has no commas."""

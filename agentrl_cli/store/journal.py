@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentrl_cli.store.buffer import TEXT_TAIL
 from agentrl_cli.store.codec import clean, dumps, load_metrics, loads, marks
 from agentrl_cli.store.file import Part
-from agentrl_cli.store.live_episode import TEXT_TAIL
 from agentrl_cli.store.rows import ControlRow, LiveRow, WorkerRow, build, columns
 from agentrl_cli.types import AgentState
 
@@ -32,16 +32,13 @@ class Live(Part):
     def set(self, episode_id: str, state: AgentState, turn: int, text: str = "") -> None:
         """Set the state of a running episode; only the newest is written."""
         with self.file.lock:
-            self.file.require_writable()
-            running = (
-                None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
-            )
+            running = self.file.running(episode_id)
             if running is None:
                 row = (str(state), turn, clean(text[-TEXT_TAIL:]), time.time(), episode_id)
                 self.file.write_later(_SET_STATE, row)
-                return
-            running.state = (str(state), turn, text, time.time())
-            self.file.wake()
+            else:
+                running.state = (str(state), turn, text, time.time())
+                self.file.wake()
 
     def all(self, run_id: str | None = None) -> list[LiveRow]:
         """Return the episodes that run now, in the order they were started; of all runs if None."""
@@ -194,17 +191,6 @@ class Controls(Part):
 
     def all(self, run_id: str) -> list[ControlRow]:
         """Return all controls of a run, oldest first, taken or not."""
-        rows = self.file.select(
-            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id",
-            (run_id,),
-        )
-        return [build(ControlRow, row, data=loads(row[4])) for row in rows]
-
-    def waiting(self, run_id: str) -> list[ControlRow]:
-        """Return the controls of a run that were not taken yet, oldest first."""
-        rows = self.file.select(
-            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id",
-            (run_id,),
-            settled=False,
-        )
+        sql = "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id"
+        rows = self.file.select(sql, (run_id,), settled=False)
         return [build(ControlRow, row, data=loads(row[4])) for row in rows]

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from agentrl_cli.errors import UsageError, nearest, writing
+from agentrl_cli.errors import UsageError, suggest, writing
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.codec import marks
+from agentrl_cli.store.codec import SIGNALS, marks
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
@@ -26,12 +26,7 @@ from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.store.sqlite_errors import map_errors
 from agentrl_cli.types import TOP_K
 
-_SAMPLED = ("logp_sampled", "logp_policy", "entropy", "top_logps")
-_TRAINED = (
-    *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
-    *("logp_teacher", "reward_advantage"),
-)
-_FLOATS = (*_SAMPLED, *_TRAINED)
+_FLOATS = ("logp_sampled", "logp_policy", "entropy", "top_logps", *SIGNALS)
 _ALL = (*_FLOATS, "top_ids", "clipped", "support")
 
 WHAT: dict[str, str] = {
@@ -77,38 +72,36 @@ class Status:
 
 def status(path: Path, *, check: bool = False) -> Status:
     """Return the sizes and counts of a store. Raises StoreError, NotFound."""
-    conn = connect(path, readonly=True)
-    try:
-        with map_errors(path):
+    with closing(connect(path, readonly=True)) as conn, map_errors(path):
 
-            def one(sql: str) -> int:
-                return int(conn.execute(sql).fetchone()[0] or 0)
+        def one(sql: str) -> int:
+            return int(conn.execute(sql).fetchone()[0] or 0)
 
-            rows = {name: one(f'SELECT count(*) FROM "{name}"') for name in _tables(conn)}
-            lengths = "+".join(f"ifnull(length({column}),0)" for column in ("ids", "origin", *_ALL))
-            mean = one(
-                f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)"
-            )
-            page = one("PRAGMA page_size")
-            found = _problems(conn) if check else []
-            open_episodes = one("SELECT count(*) FROM episodes WHERE outcome IS NULL")
-            interrupted = _count_interrupted(conn) if open_episodes else 0
-            wal = Path(f"{path}-wal")
-            return Status(
-                path=str(path),
-                bytes=path.stat().st_size,
-                wal_bytes=wal.stat().st_size if wal.exists() else 0,
-                free_bytes=page * one("PRAGMA freelist_count"),
-                schema=one("PRAGMA user_version"),
-                known_schema=SCHEMA_VERSION,
-                rows=rows,
-                token_bytes=mean * rows["turn_tokens"],
-                running=open_episodes - interrupted,
-                interrupted=interrupted,
-                check="; ".join(found),
-            )
-    finally:
-        conn.close()
+        tables = conn.execute(
+            "SELECT name FROM sqlite_master WHERE type='table' AND name GLOB '[a-z]*'"
+            " AND name NOT GLOB 'sqlite*' ORDER BY rowid"
+        )
+        rows = {name: one(f'SELECT count(*) FROM "{name}"') for (name,) in tables.fetchall()}
+        lengths = "+".join(f"ifnull(length({column}),0)" for column in ("ids", "origin", *_ALL))
+        mean = one(
+            f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)"
+        )
+        open_episodes = one("SELECT count(*) FROM episodes WHERE outcome IS NULL")
+        interrupted = _count_interrupted(conn) if open_episodes else 0
+        wal = Path(f"{path}-wal")
+        return Status(
+            path=str(path),
+            bytes=path.stat().st_size,
+            wal_bytes=wal.stat().st_size if wal.exists() else 0,
+            free_bytes=one("PRAGMA page_size") * one("PRAGMA freelist_count"),
+            schema=one("PRAGMA user_version"),
+            known_schema=SCHEMA_VERSION,
+            rows=rows,
+            token_bytes=mean * rows["turn_tokens"],
+            running=open_episodes - interrupted,
+            interrupted=interrupted,
+            check="; ".join(_find_problems(conn)) if check else "",
+        )
 
 
 def _count_interrupted(conn: sqlite3.Connection) -> int:
@@ -121,7 +114,7 @@ def _count_interrupted(conn: sqlite3.Connection) -> int:
     return sum(count for count, held, beat, *who in rows if not (held and Holder(*who).lives(beat)))
 
 
-def _problems(conn: sqlite3.Connection) -> list[str]:
+def _find_problems(conn: sqlite3.Connection) -> list[str]:
     """Return findings of SQLite's quick check, and how many rows refer to nothing; `ok` without either."""
     found = [str(row[0]) for row in conn.execute("PRAGMA quick_check(5)")]
     lost = Counter((row[0], row[2]) for row in conn.execute("PRAGMA foreign_key_check"))
@@ -130,11 +123,6 @@ def _problems(conn: sqlite3.Connection) -> list[str]:
         for (table, parent), count in lost.items()
     ]
     return missing if missing and found == ["ok"] else found + missing
-
-
-def _tables(conn: sqlite3.Connection) -> list[str]:
-    sql = "SELECT name FROM sqlite_master WHERE type='table' AND name GLOB '[a-z]*' AND name NOT GLOB 'sqlite*'"
-    return [str(row[0]) for row in conn.execute(f"{sql} ORDER BY rowid")]
 
 
 def backup(path: Path, target: Path) -> int:
@@ -146,14 +134,16 @@ def backup(path: Path, target: Path) -> int:
     if not target.parent.is_dir():
         raise UsageError(f"No folder {target.parent}.", hint="Create it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    conn = connect(path, readonly=True)
     try:
-        with writing(f"the store {target}"), map_errors(target):
+        with (
+            closing(connect(path, readonly=True)) as conn,
+            writing(f"the store {target}"),
+            map_errors(target),
+        ):
             conn.execute("PRAGMA query_only=OFF")  # the file itself is open for reading only
             conn.execute("VACUUM INTO ?", (str(part),))
             part.replace(target)
     finally:
-        conn.close()
         with suppress(OSError):  # absent if nothing could be written
             part.unlink()
     return target.stat().st_size
@@ -161,16 +151,11 @@ def backup(path: Path, target: Path) -> int:
 
 def vacuum(path: Path) -> tuple[int, int]:
     """Give unused space back to the disk. Returns the bytes before and after. Raises StoreError during a write."""
-    conn = connect(path, busy_ms=2_000)
-    try:
-        with map_errors(path):
-            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            before = path.stat().st_size
-            conn.execute("VACUUM")
-            conn.execute("PRAGMA optimize")
-            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        conn.close()
+    with closing(connect(path, busy_ms=2_000)) as conn, map_errors(path):
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        before = path.stat().st_size
+        for sql in ("VACUUM", "PRAGMA optimize", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            conn.execute(sql)
     return before, path.stat().st_size
 
 
@@ -195,9 +180,7 @@ def prunable(
         params = [*params, run]
     for word in keep:
         if word not in KEEP:
-            near = nearest(word, KEEP)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(KEEP)}."
-            raise UsageError(f"Unknown --keep {word!r}.", hint=hint)
+            raise UsageError(f"Unknown --keep {word!r}.", hint=suggest(word, KEEP))
         terms.append(f"NOT coalesce({KEEP[word]}, 0)")
     return [
         str(row[0])
@@ -233,14 +216,11 @@ def _halve(conn: sqlite3.Connection, episode_ids: list[str]) -> None:
     for rowid, n, *blobs in conn.execute(sql, episode_ids).fetchall():
         halved = []
         for name, blob in zip(_FLOATS, blobs, strict=True):
-            single = blob and len(blob) == 4 * n * (TOP_K if name == "top_logps" else 1)
-            halved.append(_half(blob) if single else blob)
+            if blob and len(blob) == 4 * n * (TOP_K if name == "top_logps" else 1):
+                with np.errstate(over="ignore"):
+                    blob = np.frombuffer(blob, "<f4").astype("<f2").tobytes()
+            halved.append(blob)
         conn.execute(f"UPDATE turn_tokens SET {sets} WHERE rowid=?", (*halved, rowid))
-
-
-def _half(blob: bytes) -> bytes:
-    with np.errstate(over="ignore"):
-        return np.frombuffer(blob, "<f4").astype("<f2").tobytes()
 
 
 def run_folder(db: Path | str, run: RunRow) -> Path | None:
@@ -250,17 +230,12 @@ def run_folder(db: Path | str, run: RunRow) -> Path | None:
     folder, home = Path(run.dir).resolve(), Path(db).resolve().parent
     if not run.dir or not folder.is_dir() or folder.parent != home:
         return None
-    others = (file for file in home.glob("*.db") if file.resolve() != Path(db).resolve())
-    return None if any(_has_run(file, run.id) for file in others) else folder
-
-
-def _has_run(file: Path, run_id: str) -> bool:
-    """Whether a file is a store that has this run."""
-    try:
-        with closing(sqlite3.connect(f"file:{quote(os.fsencode(file))}?mode=ro", uri=True)) as conn:
-            return conn.execute("SELECT 1 FROM runs WHERE id=?", (run_id,)).fetchone() is not None
-    except sqlite3.Error:
-        return False  # not a store
+    for file in {path.resolve() for path in home.glob("*.db")} - {Path(db).resolve()}:
+        uri = f"file:{quote(os.fsencode(file))}?mode=ro"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as conn:  # a store
+            if conn.execute("SELECT 1 FROM runs WHERE id=?", (run.id,)).fetchone():
+                return None
+    return folder
 
 
 def delete_run(store: Store, run: RunRow, *, keep_files: bool = False, force: bool = False) -> int:

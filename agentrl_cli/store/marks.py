@@ -16,14 +16,14 @@ import numpy as np
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.codec import (
+    I1,
     SIGNALS,
-    bytes_blob,
     clean,
     decoding,
     dumps,
-    float_bytes,
     loads,
     no_number,
+    pack,
     read_array,
 )
 from agentrl_cli.store.episode_sql import PUT_DRIFT
@@ -34,7 +34,7 @@ from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals, read_fact
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _ASSIGNMENTS = ", ".join(f"{name}=?" for name in SIGNALS)
 _SET_SIGNALS = f"UPDATE turn_tokens SET {_ASSIGNMENTS}, clipped=? WHERE episode_id=? AND idx=?"
-_TRAINED = str(Fact.TRAINED)
+_NO_PUSH: Float32 = np.empty(0, np.float32)
 OPTIONAL = ("logp_ref", "value", "returns", "logp_teacher", "reward_advantage")
 """Signals that a training may lack altogether."""
 SAMPLED = 64
@@ -57,26 +57,16 @@ class Signals(Part):
             raise ValueError(
                 f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {total}"
             )
-        whole = {
-            name: None if (array := getattr(signals, name)) is None else float_bytes(array)
-            for name in SIGNALS
-        }
-        clipped, start, written = bytes_blob(signals.clipped), 0, False
+        whole = [
+            None if (array := getattr(signals, name)) is None else pack(array) for name in SIGNALS
+        ]
+        clipped, start, written = pack(signals.clipped, I1), 0, False
         for index, n, known in rows:
-            parts = [
-                None if data is None else data[4 * start : 4 * (start + n)]
-                for data in whole.values()
-            ]
-            columns = [b"" if data is None or no_number(data) else data for data in parts]
+            parts = [None if data is None else data[4 * start : 4 * (start + n)] for data in whole]
+            values = [b"" if data and no_number(data) else data for data in parts]
             last = index == rows[-1][0] and not written
-            if (
-                any(columns) or known or last
-            ):  # turns of NaN are skipped, but one row marks it trained
+            if any(values) or known or last:  # of turns of NaN one row marks it trained
                 written = True
-                values = [
-                    None if data is None else column
-                    for data, column in zip(parts, columns, strict=True)
-                ]
                 flags = clipped[start : start + n]
                 self.file.write_later(
                     _SET_SIGNALS, (*values, flags if any(flags) else b"", episode_id, index)
@@ -104,13 +94,11 @@ class Signals(Part):
         """
         rows = self.file.select(
             "SELECT id FROM episodes WHERE run_id IS ? AND fact=? ORDER BY rowid",
-            (run_id, _TRAINED),
+            (run_id, str(Fact.TRAINED)),
         )
-        every = -(-len(rows) // SAMPLED) if rows else 1
-        found = [
-            push[np.isfinite(push)] for row in rows[::every] if len(push := self._push(row[0]))
-        ]
-        known = np.abs(np.concatenate(found)) if found else np.empty(0, np.float32)
+        every = max(-(-len(rows) // SAMPLED), 1)
+        pushes = np.concatenate([_NO_PUSH, *(self._push(row[0]) for row in rows[::every])])
+        known = np.abs(pushes[np.isfinite(pushes)])
         return float(np.quantile(known, 0.95)) if len(known) else 0.0
 
     def most_pushed(self, episode_ids: Iterable[str]) -> str | None:
@@ -120,7 +108,7 @@ class Signals(Part):
 
     def _push(self, episode_id: str) -> Float32:
         signals = self.get(episode_id)
-        return np.empty(0, np.float32) if signals is None else signals.push
+        return _NO_PUSH if signals is None else signals.push
 
 
 class Marks(Part):
@@ -129,10 +117,9 @@ class Marks(Part):
     def set_facts(self, rows: Iterable[tuple[str, str, float | None]]) -> None:
         """Set (episode id, `Fact` value, advantage or None) of the episodes of a step."""
         with self.file.transaction() as conn:
-            conn.executemany(
-                _SET_FACT,
-                [(str(fact), _finite(advantage), episode) for episode, fact, advantage in rows],
-            )
+            for episode, fact, advantage in rows:
+                known = None if advantage is None or math.isnan(advantage) else float(advantage)
+                conn.execute(_SET_FACT, (str(fact), known, episode))
 
     def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
         """Rename a group of a run to GROUP~2 and so on, with the fact SKIPPED_CHANGED: another may take its name.
@@ -173,15 +160,12 @@ class Marks(Part):
         """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""
         row = (episode_id, kind, turn, position, clean(expected), clean(got))
         with self.file.lock:
-            self.file.require_writable()
-            running = (
-                None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
-            )
+            running = self.file.running(episode_id)
             if running is None:
                 self.file.write_later(PUT_DRIFT, row)
-                return
-            running.drift.append(row)
-            self.file.wake()
+            else:
+                running.drift.append(row)
+                self.file.wake()
 
     def drift(self, episode_id: str) -> list[DriftRow]:
         """Return places where a rendering of this episode differed from its ids."""
@@ -190,30 +174,20 @@ class Marks(Part):
 
     def tag(self, episode_id: str, tag: str) -> None:
         """Add a tag to an episode."""
-        with self.file.transaction() as conn:
-            conn.execute(
-                "INSERT OR IGNORE INTO tags VALUES (?,?,?)", (tag, episode_id, time.time())
-            )
+        row = (tag, episode_id, time.time())
+        self.file.write("INSERT OR IGNORE INTO tags VALUES (?,?,?)", row)
 
     def untag(self, episode_id: str, tag: str) -> None:
         """Remove a tag from an episode."""
-        with self.file.transaction() as conn:
-            conn.execute("DELETE FROM tags WHERE tag=? AND episode_id=?", (tag, episode_id))
+        self.file.write("DELETE FROM tags WHERE tag=? AND episode_id=?", (tag, episode_id))
 
     def note(self, episode_id: str, text: str) -> None:
         """Set the note of an episode; an empty one removes it."""
-        with self.file.transaction() as conn:
-            if text:
-                conn.execute(
-                    "INSERT OR REPLACE INTO notes VALUES (?,?,?)",
-                    (episode_id, clean(text), time.time()),
-                )
-            else:
-                conn.execute("DELETE FROM notes WHERE episode_id=?", (episode_id,))
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
+        if text:
+            row = (episode_id, clean(text), time.time())
+            self.file.write("INSERT OR REPLACE INTO notes VALUES (?,?,?)", row)
+        else:
+            self.file.write("DELETE FROM notes WHERE episode_id=?", (episode_id,))
 
 
 _PUT = "INSERT INTO scores (set_id, episode_id, reward, delta, advantage, fact, parts, turns) VALUES (?,?,?,?,?,?,?,?)"
@@ -298,7 +272,5 @@ class Scores(Part):
 
     def remove(self, run_id: str | None, name: str) -> int:
         """Delete a score set. Returns how many there were (0 or 1)."""
-        with self.file.transaction() as conn:
-            return conn.execute(
-                "DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)
-            ).rowcount
+        sql = "DELETE FROM score_sets WHERE run_id IS ? AND name=?"
+        return self.file.write(sql, (run_id, name))

@@ -128,7 +128,6 @@ def migrate(
 
 
 def _require_free(conn: sqlite3.Connection, path: Path | str) -> None:
-    """Raise StoreError if a process of an older agentrl works on a run."""
     claims = any(row[1] == "claim" for row in conn.execute("PRAGMA table_info(runs)"))
     which = "claim, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''"
     if not claims:  # before claims, only the status shows that a process works on a run

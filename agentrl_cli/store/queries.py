@@ -6,6 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,18 +95,12 @@ def grep(
 
 def _hits(store: StoreFile, sql: str, params: list[Any], regex: re.Pattern[str]) -> Iterator[Hit]:
     store.flush()
-    conn = connect(
-        store.path, readonly=True
-    )  # its own connection: the caller uses the store between rows
-    try:
-        with map_errors(store.path):
-            for episode, turn, role, messages in conn.execute(sql, params):
-                for line in message_lines(loads(messages)):
-                    match = regex.search(line)
-                    if match:
-                        yield Hit(episode, turn, role, line, match.start(), match.end())
-    finally:
-        conn.close()
+    # Its own connection: the caller uses the store between rows.
+    with closing(connect(store.path, readonly=True)) as conn, map_errors(store.path):
+        for episode, turn, role, messages in conn.execute(sql, params):
+            for line in message_lines(loads(messages)):
+                if match := regex.search(line):
+                    yield Hit(episode, turn, role, line, match.start(), match.end())
 
 
 def message_lines(messages: list[Message]) -> Iterator[str]:
@@ -119,12 +114,9 @@ def message_texts(message: Message) -> Iterator[str]:
     """Yield thinking, content and calls of a message as texts."""
     for name in ("reasoning_content", "content"):
         content = message.get(name)
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (
-                str(part["text"]) for part in content if isinstance(part, dict) and part.get("text")
-            )
+        for part in content if isinstance(content, list) else [{"text": content}]:
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield part["text"]
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, dict) else {}
         yield f"{function.get('name', '')} {function.get('arguments', '')}"
@@ -145,33 +137,21 @@ def run_query(
     if timeout is not None:
         end = time.monotonic() + timeout
         conn.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+    rows = _execute(conn, path, sql, params)
+    return next(rows), rows
+
+
+def _execute(
+    conn: sqlite3.Connection, path: Path, sql: str, params: Sequence[Any]
+) -> Iterator[Any]:
+    """Yield the column names, then the rows; the connection closes with the iterator."""
     try:
-        with map_errors(path):
-            cursor = _run(conn, sql, params)
-    except BaseException:
-        conn.close()
-        raise
-    names = [item[0] for item in cursor.description or ()]
-    return names, _rows(conn, cursor, path)
-
-
-def _run(conn: sqlite3.Connection, sql: str, params: Sequence[Any]) -> sqlite3.Cursor:
-    try:
-        return conn.execute(sql, params)
-    except _ERRORS as error:
-        raise _usage(error) from error
-
-
-def _rows(
-    conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path
-) -> Iterator[tuple[Any, ...]]:
-    try:
-        with map_errors(path):
+        with closing(conn), map_errors(path):
+            cursor = conn.execute(sql, params)
+            yield [item[0] for item in cursor.description or ()]
             yield from cursor
     except _ERRORS as error:
         raise _usage(error) from error
-    finally:
-        conn.close()
 
 
 def _usage(error: Exception) -> Exception:
@@ -214,20 +194,16 @@ def _authorize(
 
 def schema(path: Path) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return (table or view, its name, [(column, type)]) of the whole store, tables first."""
-    conn = connect(path, readonly=True)
-    try:
-        with map_errors(path):
-            found = conn.execute(
-                "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
-                " AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY type, rowid"
-            ).fetchall()
-            return [
-                (
-                    kind,
-                    name,
-                    [(row[1], row[2]) for row in conn.execute(f'PRAGMA table_info("{name}")')],
-                )
-                for kind, name in found
-            ]
-    finally:
-        conn.close()
+    sql = (
+        "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
+        " AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY type, rowid"
+    )
+    with closing(connect(path, readonly=True)) as conn, map_errors(path):
+        return [
+            (
+                kind,
+                name,
+                conn.execute(f'SELECT name, type FROM pragma_table_info("{name}")').fetchall(),
+            )
+            for kind, name in conn.execute(sql).fetchall()
+        ]

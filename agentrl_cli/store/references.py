@@ -99,13 +99,12 @@ class Tokenizers(Part):
         ):
             return
         packed = zlib.compress(tokenizer_json.encode(), 6)
-        with self.file.transaction() as conn:
-            conn.execute(
-                "INSERT INTO tokenizers VALUES (?,?,?,?) ON CONFLICT (hash) DO UPDATE SET"
-                " tokenizer_json=excluded.tokenizer_json, chat_template=excluded.chat_template,"
-                " specials=excluded.specials",
-                (hash, packed, chat_template, dumps(dict(specials or {}))),
-            )
+        self.file.write(
+            "INSERT INTO tokenizers VALUES (?,?,?,?) ON CONFLICT (hash) DO UPDATE SET"
+            " tokenizer_json=excluded.tokenizer_json, chat_template=excluded.chat_template,"
+            " specials=excluded.specials",
+            (hash, packed, chat_template, dumps(dict(specials or {}))),
+        )
 
     def get(self, hash: str) -> TokenizerRow | None:
         """Return a stored tokenizer, None if absent or known by its hash alone."""

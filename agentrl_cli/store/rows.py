@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agentrl_cli.store.holder import Holder
@@ -243,14 +243,9 @@ class TokenizerRow:
     specials: Mapping[str, Any]
 
 
-_COLUMNS: dict[type[Any], tuple[str, ...]] = {}
-
-
 def columns(row: type[Any]) -> tuple[str, ...]:
     """Return the column names of a row class, in the order of its fields."""
-    if row not in _COLUMNS:
-        _COLUMNS[row] = tuple(item.name for item in fields(row))
-    return _COLUMNS[row]
+    return tuple(row.__slots__)
 
 
 def build(row: type[T], values: Sequence[Any], **decoded: Any) -> T:

@@ -249,11 +249,8 @@ class Runs(Part):
 
     def remove_checkpoint(self, run_id: str, path: os.PathLike[str] | str) -> None:
         """Forget a checkpoint whose folder was deleted."""
-        with self.file.transaction() as conn:
-            conn.execute(
-                "DELETE FROM checkpoints WHERE run_id=? AND path=?",
-                (run_id, to_stored(self.file.home, str(path))),
-            )
+        of = (run_id, to_stored(self.file.home, str(path)))
+        self.file.write("DELETE FROM checkpoints WHERE run_id=? AND path=?", of)
 
     def _run_value(self, column: str, value: Any) -> Any:
         if column == "dir":

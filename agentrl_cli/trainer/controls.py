@@ -78,8 +78,8 @@ class Controls:
     async def _poll(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task` at once for `stop {"now": true}`, a lost claim or a fault; other controls wait for the step."""
         while not any(
-            c.action == "stop" and c.data.get("now")
-            for c in self.store.controls.waiting(self.run_id)
+            c.action == "stop" and c.data.get("now") and c.taken is None
+            for c in self.store.controls.all(self.run_id)
         ):
             self.lost = self.store.claims.why_lost(self.run_id)
             if self.lost or self.fault():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -55,7 +56,7 @@ def episode_of(n: int, run_id: str | None = None) -> tuple[Episode, Tokens]:
 
 def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
     with Store.open(path) as store:
-        db = store.db
+        db = Database(store.conn)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (1,)
         assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
@@ -153,7 +154,7 @@ def test_a_damaged_file_reports_it(path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="Cannot make the folder"):
+    with pytest.raises(StoreError, match=r"the folder of the store .* could not be written"):
         Store.open(tmp_path / "file" / "agentrl.db")
 
 
@@ -161,34 +162,39 @@ def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
     with Store.open(path) as store:
         first, _ = episode_of(0)
         store.episodes.finish(first)
-        pages = store.db.execute("PRAGMA page_count").fetchone()[0]
-        store.db.execute(f"PRAGMA max_page_count={pages}")
+        pages = store.conn.execute("PRAGMA page_count").fetchone()[0]
+        store.conn.execute(f"PRAGMA max_page_count={pages}")
         store.journal.add_log(None, "info", "queued")
         with pytest.raises(StoreError, match="disk is full") as full:
             for n in range(100):
                 store.episodes.finish(episode_of(n)[0])
         assert "prune" in full.value.hint
         assert store.episodes.get(first.id).reward == 0.0
-        store.db.execute("PRAGMA max_page_count=100000")
+        store.conn.execute("PRAGMA max_page_count=100000")
         store.episodes.finish(episode_of(7)[0])  # there is space again: it goes on
         assert store.journal.logs(None)[0]["text"] == "queued"
-        assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store.conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path) -> None:
     with Store.open(path) as store:
-        store.db.execute(
-            f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}"
+        store.conn.execute(
+            f"PRAGMA max_page_count={store.conn.execute('PRAGMA page_count').fetchone()[0]}"
         )
         store.journal.add_log(None, "info", "x" * 100_000)
         assert comes(lambda: store.buffer.failure is not None)
         with pytest.raises(StoreError, match="disk is full"):
             store.journal.add_log(None, "info", "y")
-        store.db.execute("PRAGMA max_page_count=100000")
+        store.conn.execute("PRAGMA max_page_count=100000")
         assert [len(line["text"]) for line in store.journal.logs(None)] == [100_000, 1]
 
 
-def test_a_lock_is_waited_for_and_then_named(path: Path, raw: sqlite3.Connection) -> None:
+def test_a_lock_is_waited_for_and_then_named(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")  # a name that is not UTF-8
+    folder.mkdir()
+    path = folder / "agentrl.db"
+    Store.open(path).close()
+    raw = sqlite3.connect(os.fsencode(path), isolation_level=None)
     raw.execute("BEGIN IMMEDIATE")
     with Store.open(path, busy_ms=50) as store:
         with pytest.raises(StoreError, match="locked by another process"):
@@ -196,7 +202,8 @@ def test_a_lock_is_waited_for_and_then_named(path: Path, raw: sqlite3.Connection
         assert store.runs.all() == []  # reading still works
     with Store.open(path) as store:
         raw.execute("COMMIT")
-        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        raw.close()
+        other = sqlite3.connect(os.fsencode(path), isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         release = threading.Timer(0.2, other.execute, ["COMMIT"])
         release.start()
@@ -304,7 +311,7 @@ def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> No
                 assert (
                     len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
                 )
-        assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store.conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         running = [
             row for row in store.episodes.rows(store.episodes.ids("outcome:none")) if row.running
         ]

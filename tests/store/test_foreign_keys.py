@@ -88,8 +88,8 @@ def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_pat
         assert after == before | {"tasks": 3, "groups": 3}, (
             "missing tasks and groups are added from the episodes"
         )
-        assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
-        assert store.db.execute("PRAGMA foreign_keys").fetchone() == (1,)
+        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.conn.execute("PRAGMA foreign_keys").fetchone() == (1,)
         whole, fork, lost = (store.episodes.row(f"e{n}") for n in range(3))
         assert (whole.rowid, whole.tokenizer, whole.group_id, whole.task_id) == (
             10,
@@ -128,7 +128,7 @@ def test_a_kill_during_the_migration_loses_nothing(tmp_path: Path) -> None:
     assert killed >= 3, "the kills have to come before the migration ends"
     with Store.open(path) as store:
         assert {**rows(path), "tasks": 1, "groups": 1} == before
-        assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def test_a_store_in_use_by_an_older_agentrl_is_not_migrated(tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         )
         store.episodes.start(made("late", parent_id="er00", outcome=None))
         assert store.episodes.row("late").parent_id is None, "its parent was deleted while it ran"
-        assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -161,32 +162,21 @@ def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model
     )
 
 
-@pytest.mark.parametrize("name", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("name", ["", "-wal", "-shm", "replaced"])
 def test_the_next_commit_notices(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "agentrl.db"
-    store = Store.open(path)
-    store.runs.add(RunRow(id="r1", name="kept"))
-    Path(f"{path}{name}").unlink()
-    with pytest.raises(StoreError, match="deleted while it was in use"):
-        store.episodes.finish(Episode("e", "t", outcome=Outcome.FAILED))
-    with pytest.raises(StoreError, match="deleted while it was in use"):
-        store.close()
-    if name:
-        assert sqlite3.connect(path).execute("SELECT name FROM runs").fetchall() == [("kept",)]
-
-
-def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    """Another file in its place is left alone."""
     path, other = tmp_path / "agentrl.db", tmp_path / "other.db"
     with Store.open(other) as store:
-        store.runs.add(RunRow(id="r2", name="other"))
+        store.runs.add(RunRow(id="r2", name="replaced"))
     store = Store.open(path)
-    store.runs.add(RunRow(id="r1", name="mine"))
-    other.replace(path)
-    with pytest.raises(StoreError, match="replaced while it was in use"):
-        store.runs.add_checkpoint("r1", 1, "x", {})
-    with pytest.raises(StoreError, match="replaced"):
+    store.runs.add(RunRow(id="r1", name=name))
+    other.replace(path) if name == "replaced" else Path(f"{path}{name}").unlink()
+    wanted = f"{'replaced' if name == 'replaced' else 'deleted'} while it was in use"
+    with pytest.raises(StoreError, match=wanted):
+        store.episodes.finish(Episode("e", "t", outcome=Outcome.FAILED))
+    with pytest.raises(StoreError, match=wanted):
         store.close()
-    shutil.copy(path, tmp_path / "copy.db")
-    assert sqlite3.connect(tmp_path / "copy.db").execute("SELECT name FROM runs").fetchall() == [
-        ("other",)
-    ]
+    if name:
+        shutil.copy(path, tmp_path / "copy.db")
+        with closing(sqlite3.connect(tmp_path / "copy.db")) as conn:
+            assert conn.execute("SELECT name FROM runs").fetchall() == [(name,)]

@@ -261,7 +261,7 @@ def test_paths_in_a_store_are_relative_to_it(
             str(best),
             "/elsewhere/step-1",
         ]
-        rows = store.db.execute(
+        rows = store.conn.execute(
             "SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id"
         ).fetchall()
         assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]

@@ -86,6 +86,7 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
         assert (run.claim, run.state, run.tokenizer, run.boot) == ("train", "interrupted", "", "")
         assert rewards(reader) == {"good": 1.0, "late": None}
         assert [turn.role for turn in reader.episodes.get("good").turns] == ["user"]
+        assert reader.episodes.get("good").linear
         assert reader.episodes.get("good").reward_parts[0].fakeable is False
         assert reader.episodes.group_reason("g", "r") == "" and reader.live.all() == []
         assert reader.workers.all("r") == [] and reader.scores.sets("r") == []

@@ -1,16 +1,19 @@
-"""What is written comes back: episodes token by token, runs, steps, controls, marks."""
+"""What is written comes back, to others too: episodes token by token, branches, runs, steps, controls, marks."""
 
 from __future__ import annotations
 
 import math
+import re
+import sqlite3
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl_cli import read_tokens
 from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store import EvalRow, RunRow, Store, episode_key
 from agentrl_cli.store.maintenance import backup, prunable, prune, status, vacuum
@@ -33,6 +36,8 @@ from agentrl_cli.types import (
     new_id,
 )
 from tests.helpers.processes import comes
+from tests.helpers.trees import Said, chain, fork, sub_agent, three_leaves
+from tests.helpers.trees import episode as said_episode
 
 
 @pytest.fixture
@@ -198,6 +203,13 @@ def test_episode_comes_back_equal(store: Store, seed: int) -> None:
     store.episodes.finish(at_once)
     for episode in (by_turn, at_once):
         assert same(store.episodes.get(episode.id), episode)
+        row = store.episodes.row(episode.id)
+        assert (row.n_turns, row.n_tokens) == (len(episode.turns), len(episode.tokens))
+        assert row.n_model_tokens == episode.trained_tokens
+        assert (row.n_calls, row.n_tool_errors) == (episode.tool_calls, episode.tool_errors)
+        assert row.reward == pytest.approx(0.3 - 0.3) and row.primary_score == 0.1 + 0.2
+        assert row.flags == ("LOOP", "BADARG") and row.seconds == pytest.approx(3.176544, abs=1e-6)
+    assert store.live.all() == []
     with Store.open(store.path, readonly=True) as reader:
         assert same(reader.episodes.get(by_turn.id), by_turn)
 
@@ -220,18 +232,6 @@ def test_every_array_bit_survives(store: Store) -> None:
     )
     store.episodes.finish(episode)
     assert same(store.episodes.get(episode.id), episode)
-
-
-def test_row_counts_follow_the_episode(store: Store) -> None:
-    episode = random_episode(np.random.default_rng(5))
-    write(store, episode)
-    row = store.episodes.row(episode.id)
-    assert (row.n_turns, row.n_tokens) == (len(episode.turns), len(episode.tokens))
-    assert row.n_model_tokens == episode.trained_tokens
-    assert (row.n_calls, row.n_tool_errors) == (episode.tool_calls, episode.tool_errors)
-    assert row.reward == pytest.approx(0.3 - 0.3) and row.primary_score == 0.1 + 0.2
-    assert row.flags == ("LOOP", "BADARG") and row.seconds == pytest.approx(3.176544, abs=1e-6)
-    assert store.live.all() == []
 
 
 def test_running_episode_counts_while_it_runs(store: Store) -> None:
@@ -282,8 +282,12 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
         assert (row.n_turns, row.n_tokens) == (2, rest[0].end)
     store.episodes.finish(episode)
     assert same(store.episodes.get(episode.id), episode)
-    with pytest.raises(ValueError, match="spans"):
-        store.episodes.add_turn(episode.id, prompt, Tokens.empty(), later=True)
+    store.episodes.start(Episode("e1", "t"))
+    for later in (True, False):
+        with pytest.raises(ValueError, match=r"spans 0\.\.3 but has 2"):
+            tokens = Tokens.from_ids([1, 2], [2, 2])
+            store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), tokens, later=later)
+    assert store.episodes.turns("e1") == []
 
 
 @pytest.mark.parametrize(
@@ -304,13 +308,6 @@ def test_an_end_sets_every_column_whatever_its_start_said(
     )
 
 
-def test_span_and_tokens_must_agree(store: Store) -> None:
-    store.episodes.start(Episode("e1", "t"))
-    with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
-        store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.from_ids([1, 2], [2, 2]))
-    assert store.episodes.turns("e1") == []
-
-
 def test_signals_are_split_by_turn_and_come_back(store: Store) -> None:
     rng = np.random.default_rng(8)
     episode = next(e for e in iter(lambda: random_episode(rng), None) if e.trained_tokens > 10)
@@ -322,23 +319,18 @@ def test_signals_are_split_by_turn_and_come_back(store: Store) -> None:
         return np.where(trained, rng.normal(size=n), np.nan).astype(np.float32)
 
     clipped = (trained & (rng.random(n) < 0.5)).astype(np.int8)
-    signals = TrainSignals(column(), column(), column(), clipped, column(), logp_ref=column())
-    store.signals.add(episode.id, signals)
-    assert same(store.signals.get(episode.id), signals)
+    nan = np.full(n, np.nan, np.float32)
+    for signals in (
+        TrainSignals(nan, nan, nan, np.zeros(n, np.int8), nan),  # not the same as no signals
+        TrainSignals(column(), column(), column(), clipped, column(), logp_ref=column()),
+    ):
+        store.signals.add(episode.id, signals)
+        assert same(store.signals.get(episode.id), signals)
     with pytest.raises(ValueError, match="signals have 0 tokens"):
         none = np.zeros(0, np.float32)
         store.signals.add(episode.id, TrainSignals(none, none, none, clipped[:0], none))
     with pytest.raises(NotFound):
         store.signals.add("nosuch", signals)
-
-
-def test_signals_of_nothing_are_not_the_same_as_no_signals(store: Store) -> None:
-    episode = random_episode(np.random.default_rng(2))
-    store.episodes.finish(episode)
-    nan = np.full(len(episode.tokens), np.nan, np.float32)
-    signals = TrainSignals(nan, nan, nan, np.zeros(len(nan), np.int8), nan)
-    store.signals.add(episode.id, signals)
-    assert same(store.signals.get(episode.id), signals)
 
 
 def test_facts_set_advantage_and_survive_a_second_finish(store: Store) -> None:
@@ -390,7 +382,7 @@ def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
     )
     assert store.runs.steps("r1", since=2) == [two] and two["reward"] == 0.5
     assert store.runs.get(run.id).step == 2
-    assert store.db.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [
+    assert store.conn.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [
         (0.25,),
         (0.5,),
     ]
@@ -571,8 +563,8 @@ def test_deleting_a_run_leaves_nothing_of_it(store: Store) -> None:
     ) == (1, 3, 0, 0, 1)
     left = {row.id for row in store.episodes.rows(store.episodes.ids())}
     for table in ("turns", "turn_tokens", "reward_parts", "tool_calls"):
-        assert {row[0] for row in store.db.execute(f"SELECT episode_id FROM {table}")} <= left
-    assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert {row[0] for row in store.conn.execute(f"SELECT episode_id FROM {table}")} <= left
+    assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def test_an_unknown_run_is_refused_and_holds_nothing_back(store: Store) -> None:
@@ -660,3 +652,136 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     assert after <= before and status(Path(store.path), check=True).check == "ok"
     with Store.open(copy, readonly=True) as other:
         assert same(other.episodes.get(first.id).tokens, half)
+
+
+# --- turns that branch ---
+
+TREES = {"fork": fork(), "sub_agent": sub_agent(), "three_leaves": three_leaves(), "chain": chain()}
+
+
+def with_calls(said: list[Said], name: str) -> Episode:
+    """Every assistant turn calls a tool named by its index, and every tool turn answers with its own."""
+    one = said_episode(said, name)
+    turns = []
+    for turn in one.turns:
+        if turn.role == "assistant":
+            turn = replace(turn, calls=(ToolCall(f"c{turn.index}", f"tool{turn.index}", {}, "{}"),))
+        if turn.role == "tool":
+            turn = replace(turn, results=(ToolResult(f"answer {turn.index}"),))
+        turns.append(turn)
+    return one.with_(turns=tuple(turns))
+
+
+def answered(store: Store, name: str) -> list[tuple[int, str]]:
+    """(turn that asked, answer) of every stored result."""
+    sql = "SELECT turn, result FROM tool_calls WHERE episode_id=? AND result IS NOT NULL ORDER BY result_turn"
+    return [(int(turn), str(text)) for turn, text in store.conn.execute(sql, (name,))]
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("shape", sorted(TREES))
+def test_a_tree_comes_back_and_results_belong_to_the_calls_of_their_path(
+    store: Store, shape: str, buffered: bool
+) -> None:
+    one = with_calls(TREES[shape], "e")
+    if buffered:
+        store.episodes.start(one)
+        for turn in one.turns:
+            store.episodes.add_turn(
+                "e", turn, one.tokens.slice(turn.start, turn.end), later=turn.index % 2 == 0
+            )
+        store.episodes.finish(one)
+    else:
+        store.episodes.add([one])
+    back = store.episodes.get("e")
+    assert back.turns == one.turns and back.branches == one.branches
+    assert back.tokens.ids.tolist() == one.tokens.ids.tolist()
+    assert [b.trained.tolist() for b in back.sequences] == [
+        b.trained.tolist() for b in one.sequences
+    ]
+    expected = {
+        "fork": [(1, "answer 2"), (1, "answer 4")],
+        "sub_agent": [(1, "answer 4")],
+        "three_leaves": [],
+        "chain": [(1, "answer 2"), (3, "answer 4")],
+    }
+    assert answered(store, "e") == expected[shape]
+
+
+def test_signals_are_stored_with_the_turn_of_their_token(store: Store) -> None:
+    one = said_episode(three_leaves())
+    store.episodes.add([one])
+    values = np.where(one.tokens.trained_mask, np.arange(len(one.tokens)), np.nan).astype(
+        np.float32
+    )
+    clipped = np.zeros(len(values), np.int8)
+    store.signals.add("e", TrainSignals(values, values, values, clipped, values))
+    found = store.signals.get("e")
+    assert found is not None and np.array_equal(found.weight, values, equal_nan=True)
+    row = store.conn.execute(
+        "SELECT advantage FROM turn_tokens WHERE episode_id='e' AND idx=5"
+    ).fetchone()
+    assert np.frombuffer(row[0], "<f4").tolist() == [9.0, 10.0]
+
+
+def test_branches_are_a_field_of_filters_and_parents_a_column_of_the_view(store: Store) -> None:
+    store.episodes.add([said_episode(said, name) for name, said in TREES.items()])
+    rows = store.episodes.rows(store.episodes.ids("branches:>1", "-branches"))
+    assert rows[0].id == "three_leaves" and {row.id for row in rows} == set(TREES) - {"chain"}
+    assert [row.id for row in store.episodes.rows(store.episodes.ids("branches:1"))] == ["chain"]
+    parents = store.conn.execute(
+        "SELECT turn, parent FROM v_turns WHERE episode='sub_agent'"
+    ).fetchall()
+    assert parents == [(0, -1), (1, 0), (2, -1), (3, 2), (4, 1), (5, 4)]
+
+
+# --- as others read it ---
+
+PAGE = Path(__file__).parents[2] / "docs" / "store.md"
+
+
+def test_the_example_for_pandas_reads_an_episode(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    write(store, episode := random_episode(np.random.default_rng(1)))
+    (code,) = [
+        text
+        for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "pandas" in text
+    ]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    tokens = names["tokens"]
+    assert tokens["id"].tolist() == episode.tokens.ids.tolist()
+    assert tokens["origin"].tolist() == episode.tokens.origin.tolist()
+    assert np.array_equal(
+        tokens["logp"].to_numpy(np.float32), episode.tokens.logp_policy, equal_nan=True
+    )
+    assert episode.id in capsys.readouterr().out
+
+
+def test_rows_of_sqlite_and_what_was_never_stored(store: Store) -> None:
+    write(store, episode := random_episode(np.random.default_rng(1)))
+    cursor = store.conn.cursor()
+    cursor.row_factory = sqlite3.Row  # type: ignore[assignment]  # its types know functions alone
+    rows = [read_tokens(row) for row in cursor.execute("SELECT * FROM turn_tokens ORDER BY idx")]
+    tokens = episode.tokens
+    for name in ("top_ids", "top_logps", "entropy", "logp_sampled"):
+        joined = np.concatenate([row[name] for row in rows])
+        assert np.array_equal(joined, getattr(tokens, name), equal_nan=name != "top_ids"), name
+    plain = read_tokens(
+        {"n": 2, "ids": b"\1\0\0\0\2\0\0\0", "ratio": None, "clipped": math.nan, "top_ids": None}
+    )
+    assert plain["ids"].tolist() == [1, 2] and np.isnan(plain["ratio"]).all()
+    assert (
+        plain["clipped"].tolist() == [False, False] and plain["top_ids"].tolist() == [[-1] * 5] * 2
+    )
+    half = np.array([0.5, -1.0], "<f2").tobytes()
+    assert read_tokens({"n": 2, "ids": b"\0" * 8, "ratio": half})["ratio"].tolist() == [0.5, -1.0]
+    with pytest.raises(StoreError, match=r"ids do not have 3 tokens"):
+        read_tokens({"n": 3, "ids": b"\0" * 8})

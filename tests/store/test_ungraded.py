@@ -62,13 +62,13 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
         assert listed(store, "", sort)[:2] == first and set(listed(store, "", sort)[2:]) == set(
             ungraded
         )
-    ask = store.db.execute
+    ask = store.conn.execute
     (group,) = ask("SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups").fetchall()
     assert group == (len(EPISODES), 2, 0.5, 0.5, 0.5, 1)
     assert ask("SELECT avg(reward), count(reward) FROM v_episodes").fetchone() == (0.5, 2)
     assert store.stats.group("g", "r1") == (2, 0.5, 0.5)
     (task,) = store.stats.tasks()
-    assert task[4:] == [len(EPISODES), 0.5, 0.5]
+    assert task[4:] == (len(EPISODES), 0.5, 0.5)
 
 
 def test_read_back_shown_exported_and_measured(
@@ -123,4 +123,4 @@ def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
         assert [score.reward for score in store.scores.get("good")] == [0.5] and store.scores.get(
             "timeout"
         ) == []
-        assert store.db.execute("SELECT graded FROM v_groups").fetchall() == [(3,)]
+        assert store.conn.execute("SELECT graded FROM v_groups").fetchall() == [(3,)]

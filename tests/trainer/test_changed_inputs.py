@@ -297,7 +297,7 @@ def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_p
             ("baseline", ""),
         }
         assert all(f"/{group}/" in (key or "") for group, _, _, key in rows)
-        assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
         add(0, outcome=Outcome.FAILED)
         assert new.settle(store, run, 0, 3, accept=True), (
             "the name is free again, and is retired once more"

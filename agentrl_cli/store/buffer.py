@@ -1,26 +1,33 @@
-"""A running episode in memory: its unwritten part, and how that is written.
+"""Writes that wait in memory: running episodes, and statements of logs, events and training signals.
 
-Changes of a running episode wait for a moment (`write_buffer.LINGER`) and are then written with all others in one
-transaction. An episode that ends before that is written once and whole: no row is inserted only to be updated right
-after. Nothing about an episode that is kept here has to be looked up in the file.
+Changes of a running episode wait for a moment (`LINGER`) and are then written with all others in one transaction. An
+episode that ends before that is written once and whole: no row is inserted only to be updated right after. Nothing
+about an episode that is kept here has to be looked up in the file.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentrl_cli.errors import StoreError
 from agentrl_cli.store.codec import clean, token_columns
 from agentrl_cli.store.episode_sql import (
+    DROP_RESULTS,
     DROP_UNFINISHED,
     END_EPISODE,
+    NAME_TASK,
     NAME_TOKENIZER,
     NO_RESULT,
     PUT_DRIFT,
+    PUT_EPISODE,
+    PUT_GROUP,
     PUT_LIVE,
     PUT_PART,
     PUT_RESULT,
@@ -29,21 +36,20 @@ from agentrl_cli.store.episode_sql import (
     PUT_WHOLE_CALL,
     SET_COUNTS,
     call_values,
-    check_span,
-    drop_turn,
     episode_key,
     episode_values,
-    part_values,
-    put_episode,
     result_values,
     turn_values,
 )
 from agentrl_cli.types import Episode, Origin, Tokens, Turn
 
-_MODEL = int(Origin.MODEL)
-
+LINGER = 0.8
+"""Seconds that a write may wait."""
+MAX_QUEUE = 50_000
+"""Statements kept while the file cannot be written; beyond it the oldest are dropped."""
 TEXT_TAIL = 4000
 """Characters of the generated text that `live` keeps for watchers."""
+Params = Sequence[Any]
 
 
 @dataclass(slots=True)
@@ -115,41 +121,38 @@ class LiveEpisode:
 
     def add(self, turn: Turn, tokens: Tokens) -> None:
         """Add a turn, or a newer version of one. Raises ValueError if span and tokens differ in length."""
-        check_span(self.episode.id, turn, tokens)
+        if turn.end - turn.start != len(tokens):
+            raise ValueError(
+                f"turn {turn.index} of episode {self.episode.id} spans {turn.start}..{turn.end}"
+                f" but has {len(tokens)} tokens"
+            )
         self.spans[turn.index] = (turn.start, turn.end)
         self.parents[turn.index] = turn.index - 1 if turn.parent is None else turn.parent
         self.waiting[turn.index] = (turn, tokens)
         if turn.calls and turn.index not in self.calling:
             self.calling.append(turn.index)
         if turn.results:
-            asked = next(
-                (index for index in self._path(turn) if index in self.calling), turn.index - 1
-            )
+            asked = self.parents[turn.index]  # the nearest turn with calls on its branch
+            while asked not in self.calling and self.parents.get(asked, asked) < asked:
+                asked = self.parents[asked]
+            if asked not in self.calling:
+                asked = turn.index - 1
             before = [
                 end
-                for index, (asked_, end) in self.answers.items()
-                if asked_ == asked and index != turn.index
+                for index, (other, end) in self.answers.items()
+                if other == asked and index != turn.index
             ]
             self.answers[turn.index] = (asked, max(before, default=0) + len(turn.results))
-
-    def _path(self, turn: Turn) -> Iterator[int]:
-        """Yield the turns before a turn on its branch, nearest first."""
-        index = turn.index
-        while index in self.parents and self.parents[index] < index:
-            index = self.parents[index]
-            yield index
 
     def end(self, episode: Episode, split: str, tokenizer: str) -> None:
         """Keep the finished episode. Turns that changed or were never buffered are taken from it."""
         for turn in episode.turns:
             if self.spans.get(turn.index) != (turn.start, turn.end):
                 self.add(turn, episode.tokens.slice(turn.start, turn.end))
-        if (self.episode.fact and not episode.fact) or (
-            self.episode.advantage is not None is episode.advantage
-        ):
-            old = self.episode
-            kept = old.advantage if episode.advantage is None else episode.advantage
-            episode = episode.with_(fact=episode.fact or old.fact, advantage=kept)
+        old = self.episode
+        kept = old.advantage if episode.advantage is None else episode.advantage
+        if (fact := episode.fact or old.fact) != episode.fact or kept is not episode.advantage:
+            episode = episode.with_(fact=fact, advantage=kept)
         self.episode = episode
         self.split, self.tokenizer = split or self.split, tokenizer or self.tokenizer
 
@@ -166,11 +169,9 @@ class LiveEpisode:
         for turn, part in self.waiting.values():
             if turn.index not in self.stored:
                 turns, tokens, calls = turns + 1, max(tokens, turn.end), calls + len(turn.calls)
-                sampled += int(np.count_nonzero(part.origin == _MODEL))
+                sampled += int(np.count_nonzero(part.origin == int(Origin.MODEL)))
                 errors += sum(1 for result in turn.results if result.error)
         return turns, tokens, sampled, calls, errors
-
-    # Writing
 
     def write(self, conn: sqlite3.Connection) -> None:
         """Write what waits. Changes nothing in memory: the transaction may still fail."""
@@ -209,7 +210,12 @@ class LiveEpisode:
         key = episode_key(episode)
         if key is not None:
             conn.execute(DROP_UNFINISHED, (key, episode.kind, episode.id))
-        put_episode(conn, episode, self.split, values)
+        pack, task, group = episode.pack, episode.task_id, episode.group_id
+        conn.execute(NAME_TASK, (pack, task, episode.family, self.split))
+        if group is not None:
+            of = (group, episode.run_id, task, episode.step, episode.started, "", pack)
+            conn.execute(PUT_GROUP, of)
+        conn.execute(PUT_EPISODE, values)
 
     def _put_turns(self, conn: sqlite3.Connection) -> None:
         id_, waiting = self.episode.id, self.waiting.values()
@@ -240,11 +246,100 @@ class LiveEpisode:
 
     def _put_end(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
-        for index in self.spans.keys() - {
-            turn.index for turn in episode.turns
-        }:  # turns that were rolled back
-            drop_turn(conn, episode.id, index)
+        # Turns that were rolled back go with their tokens and calls, and their results from the calls they answered.
+        for index in self.spans.keys() - {turn.index for turn in episode.turns}:
+            for table, column in (("turns", "idx"), ("turn_tokens", "idx"), ("tool_calls", "turn")):
+                sql = f"DELETE FROM {table} WHERE episode_id=? AND {column}=?"
+                conn.execute(sql, (episode.id, index))
+            conn.execute(DROP_RESULTS, (episode.id, index))
         if self.inserted:  # an episode may end a second time, with other rewards
             for table in ("live", "reward_parts"):
                 conn.execute(f"DELETE FROM {table} WHERE episode_id=?", (episode.id,))
-        conn.executemany(PUT_PART, part_values(episode.id, episode.reward_parts))
+        for index, part in enumerate(episode.reward_parts):
+            scores = part.value, part.weight, part.primary
+            rest = clean(part.detail), part.fakeable
+            conn.execute(PUT_PART, (episode.id, index, part.name, *scores, *rest))
+
+
+class WriteBuffer:
+    """Writes that a store has accepted and not made. The store's lock guards it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        self.queue: list[tuple[str, Params]] = []
+        self.episodes: dict[str, LiveEpisode] = {}
+        """Episodes that were started by this store, by id."""
+        self.failure: StoreError | None = None
+        """An error from the background, which the next write raises."""
+        self.refused: StoreError | None = None
+        """The last row that SQLite refused, until it is raised."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits to be written."""
+        return bool(self.queue) or any(one.is_waiting for one in self.episodes.values())
+
+    @contextmanager
+    def transaction(self, conn: sqlite3.Connection) -> Iterator[None]:
+        """Yield a transaction that makes the waiting writes first. If it fails, all wait again.
+
+        A bad row does not hold back the others.
+        """
+        from agentrl_cli.hooks.waits import waiting  # late: who only reads needs no asyncio
+
+        kept = self.queue, dict(self.episodes)
+        with waiting(f"the lock of {self.path}, which another process holds", moves=False):
+            conn.execute("BEGIN IMMEDIATE")
+        self.queue = []
+        try:
+            for sql, params in kept[0]:
+                with self._note_refusal():
+                    conn.execute(sql, params)
+            written = [one for one in kept[1].values() if one.is_waiting]
+            for one in written:
+                with self._note_refusal(), savepoint(conn):
+                    one.write(conn)
+            yield
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            self.queue, self.episodes = kept
+            del self.queue[:-MAX_QUEUE]
+            raise
+        for one in written:
+            one.mark_written()
+            if one.ended:
+                self.episodes.pop(one.episode.id, None)
+
+    def raise_failure(self) -> None:
+        """Raise the error from the background, once."""
+        if self.failure is not None:
+            failure, self.failure, self.refused = self.failure, None, None
+            raise failure
+
+    @contextmanager
+    def _note_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            sqlite3.IntegrityError,
+            sqlite3.InterfaceError,
+            sqlite3.ProgrammingError,
+            OverflowError,
+        ) as error:
+            self.refused = self.failure = StoreError(f"A row was refused by {self.path}: {error}.")
+
+
+@contextmanager
+def savepoint(conn: sqlite3.Connection) -> Iterator[None]:
+    """Yield a nested transaction: rolled back by itself if it fails and the outer one continues."""
+    conn.execute("SAVEPOINT inner_write")
+    try:
+        yield
+    except BaseException:
+        if conn.in_transaction:  # a full disk has ended the whole transaction already
+            conn.execute("ROLLBACK TO inner_write")
+            conn.execute("RELEASE inner_write")
+        raise
+    conn.execute("RELEASE inner_write")
