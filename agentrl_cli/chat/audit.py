@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 from agentrl_cli.chat.drift import check_episode
 from agentrl_cli.chat.parse import parse_text
@@ -17,7 +17,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered, shared_prefix
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.template_syntax import Tools
-from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines, family_thinking, has_thinking
+from agentrl_cli.chat.thinking import MARKERS, drop_empty, drop_empty_lines, family_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Message, Origin, Tokens, Turn
 
@@ -74,8 +74,6 @@ class AuditReport:
     parser: str = ""
     reads_calls: bool = True
     """The parser reads the calls that the template writes."""
-    first_difference: tuple[str, str] | None = None
-    """(full rendering, appended) from the first difference on; None if they are equal."""
     append_only_without: str = ""
     """Return the contents that conversations must lack to extend by appending; empty if they do anyway, or if
     nothing helps.
@@ -102,61 +100,43 @@ class AuditReport:
         return self.append_only and self.stop_token_trained
 
 
-_REPORTS: WeakKeyDictionary[Chat, dict[Conversations, AuditReport]] = WeakKeyDictionary()
-
-
+@lru_cache(8)
 def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
-    """Play the probes that are among these conversations. One audit is kept for each chat and `which`.
+    """Play the probes that are among these conversations; the latest audits are kept.
 
     Never raises; if a template refuses to render anything, that is its problem.
     """
-    reports = _REPORTS.setdefault(chat, {})
-    if which not in reports:
-        reports[which] = _audit(chat, which)
-    return reports[which]
-
-
-def _audit(chat: Chat, which: Conversations) -> AuditReport:
     problems: list[str] = []
-    notes: list[str] = []
-    difference: tuple[str, str] | None = None
     for name, messages, needs in _plays():
         if not needs.among(which):
             continue
         play = _play_answer if messages[-1]["role"] == "assistant" else _play
-        problem, found = play(chat, messages, [PROBE_TOOL] if needs.tools else None)
-        if problem:
+        if problem := play(chat, messages, [PROBE_TOOL] if needs.tools else None):
             problems.append(f"{name}: {problem}")
-            difference = difference or found
     thinking = _drops_thinking(chat)
-    if thinking:
-        notes.append(
-            "thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)"
-        )
     several = [user("u"), _calls(2), tool("r", "c00000000"), tool("s", "c00000001")]
-    parallel = chat.able.results and _renders(chat, several)
-    if chat.able.results and not parallel:
-        notes.append(
-            "the template accepts one tool call a turn; results of several are appended one by one"
-        )
-    if not chat.stops.closing:
-        stops = ", ".join(chat.stops.texts)
-        notes.append(
-            f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})"
-        )
-    notes += _lacking(chat)
+    parallel = chat.able.results
+    try:
+        chat.render(several, [PROBE_TOOL])
+    except TemplateError:
+        parallel = False
+    append_only, stopped = not problems, False
+    try:
+        ids = chat.assistant_ids(_answer("done"))
+        stopped = bool(ids) and ids[-1] in chat.stop_ids
+    except TemplateError as error:
+        problems.append(f"a turn: {error.message}")
     return AuditReport(
-        append_only=not problems,
-        stop_token_trained=_stop_trained(chat, problems),
+        append_only=append_only,
+        stop_token_trained=stopped,
         thinking_by_design=thinking,
         problems=tuple(problems),
-        notes=tuple(notes),
-        supports_tools=chat.supports_tools,
+        notes=_list_notes(chat, thinking, parallel),
+        supports_tools=chat.able.results and chat.able.schemas,
         supports_system=chat.able.system,
         parallel_calls=parallel,
         parser=chat.parser.name,
-        reads_calls=chat.reads_calls,
-        first_difference=difference,
+        reads_calls=chat.syntax.reads_calls,
     )
 
 
@@ -184,7 +164,7 @@ def require_append_only(chat: Chat, which: Conversations = EVERY) -> AuditReport
 
 def require_calls_read(chat: Chat) -> None:
     """Raise TemplateError if the parser cannot read the template's own calls: no tool would ever be executed."""
-    if not chat.reads_calls:
+    if not chat.syntax.reads_calls:
         raise TemplateError(
             f"The parser {chat.parser.name} does not read the tool calls that the chat template writes.",
             hint="Name the one for this syntax (--set model.chat.parser=NAME), or one of your own (module:object).",
@@ -207,21 +187,44 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
     return {"role": "assistant", "content": text, "tool_calls": calls}
 
 
-def _lacking(chat: Chat) -> list[str]:
-    """Return notes on texts that the adapter writes (template_syntax.py), and on calls that the parser cannot read."""
-    able, name = chat.able, chat.parser.name
-    lacks = {
-        "no system role: the system text is put before the first user message": able.system,
-        f"no tool schemas: they are described in the system text, with {name}'s syntax": able.schemas,
-        f"no tool calls: they stand in the assistant's text, in {name}'s syntax": able.calls,
-        "no tool results: they come as user messages, in <tool_response> tags": able.results,
-    }
-    found = [f"the template has {what}" for what, has in lacks.items() if not has]
-    if not chat.reads_calls:
-        found.append(
-            f"the parser {name} does not read the tool calls that the template writes: --set model.chat.parser=NAME"
-        )
-    return found
+def _list_notes(chat: Chat, thinking: bool, parallel: bool) -> tuple[str, ...]:
+    able, name, stops = chat.able, chat.parser.name, ", ".join(chat.stops.texts)
+    notes = (
+        (
+            thinking,
+            "thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)",
+        ),
+        (
+            able.results and not parallel,
+            "the template accepts one tool call a turn; results of several are appended one by one",
+        ),
+        (
+            not chat.stops.closing,
+            f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})",
+        ),
+        # What the adapter writes (template_syntax.py).
+        (
+            not able.system,
+            "the template has no system role: the system text is put before the first user message",
+        ),
+        (
+            not able.schemas,
+            f"the template has no tool schemas: they are described in the system text, with {name}'s syntax",
+        ),
+        (
+            not able.calls,
+            f"the template has no tool calls: they stand in the assistant's text, in {name}'s syntax",
+        ),
+        (
+            not able.results,
+            "the template has no tool results: they come as user messages, in <tool_response> tags",
+        ),
+        (
+            not chat.syntax.reads_calls,
+            f"the parser {name} does not read the tool calls that the template writes: --set model.chat.parser=NAME",
+        ),
+    )
+    return tuple(note for holds, note in notes if holds)
 
 
 def _plays() -> list[tuple[str, list[Message], Conversations]]:
@@ -256,62 +259,51 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
     ]
 
 
-def _play(
-    chat: Chat, messages: Sequence[Message], tools: Tools
-) -> tuple[str, tuple[str, str] | None]:
-    """Return the problem when `messages` are played as an episode (empty: none), and both texts
-    from the difference on.
-    """
+def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> str:
+    """Return the problem when `messages` are played as an episode; empty if none."""
     try:
         whole = chat.conversation(messages, tools)
-        appended = _as_history(chat, whole)
+        appended = whole.ids
+        stop, history = chat.stop_ids[0], chat.tokenizer.id_of(chat.stops.history)
+        if history is not None:  # a sampled stop token, as the template writes it later on
+            owned = zip(whole.ids, whole.origin, strict=True)
+            ours = int(Origin.MODEL)
+            appended = [history if (id_, by) == (stop, ours) else id_ for id_, by in owned]
         first = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
         asked = len(chat.render(messages[:first], tools).ids)
         full = chat.render(messages, tools, add_generation_prompt=True).ids
     except TemplateError as error:
-        return error.message, None
-    if appended == full:
-        return "", None
-    at = shared_prefix(appended, full)
-    texts = chat.decode(full[at : at + 16]), chat.decode(appended[at : at + 16])
+        return error.message
     both = chat.decode(full), chat.decode(appended)
     if both[0] == both[1]:
-        return "", None  # the same text in other tokens: not the template's fault
-    if has_thinking("".join(both)) and any(
+        return ""  # in other tokens, if they differ: not the template's fault
+    if any(marker in "".join(both) for marker in MARKERS) and any(
         bare(both[0]) == bare(both[1]) for bare in (drop_empty, drop_empty_lines)
     ):
-        return "", None  # empty blocks of thinking depend on the position of a turn: by design
-    return (
-        f"{_trait(chat, whole, at, asked)}: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
-        texts,
-    )
+        return ""  # empty blocks of thinking depend on the position of a turn: by design
+    at = shared_prefix(appended, full)
+    texts = chat.decode(full[at : at + 16]), chat.decode(appended[at : at + 16])
+    return _TRAIT.format(_trait(chat, whole, at, asked), *texts)
 
 
-def _play_answer(
-    chat: Chat, messages: Sequence[Message], tools: Tools
-) -> tuple[str, tuple[str, str] | None]:
+def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> str:
     """Return the same for an episode that ends with an answer, compared as the drift guard does."""
     try:
         whole = chat.conversation(messages, tools)
     except TemplateError as error:
-        return error.message, None
-    spans = enumerate(zip(messages, whole.spans, strict=True))
+        return error.message
     turns = tuple(
-        Turn(n, role, (message,), start, end) for n, (message, (role, start, end)) in spans
+        Turn(n, role, (message,), start, end)
+        for n, (message, (role, start, end)) in enumerate(zip(messages, whole.spans, strict=True))
     )
-    episode = Episode(
-        "audit", "audit", turns=turns, tokens=Tokens.from_ids(whole.ids, whole.origin)
-    )
-    lost = next(
-        (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
-    )
-    if lost is None:
-        return "", None
-    texts = lost.expected, lost.got
-    return (
-        f"it rewrites the prompt: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
-        texts,
-    )
+    tokens = Tokens.from_ids(whole.ids, whole.origin)
+    for drift in check_episode(Episode("audit", "audit", turns=turns, tokens=tokens), chat, tools):
+        if drift.kind == "structural":
+            return _TRAIT.format("it rewrites the prompt", drift.expected, drift.got)
+    return ""
+
+
+_TRAIT = "{}: a full rendering has {!r} where appending gives {!r}"
 
 
 def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
@@ -331,17 +323,7 @@ def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
     return "it rewrites what the model wrote"
 
 
-def _as_history(chat: Chat, appended: Rendered) -> list[int]:
-    """Return the ids of a conversation that continues, each sampled stop token as the template's history writes it."""
-    stop, history = chat.stop_ids[0], chat.tokenizer.id_of(chat.stops.history)
-    if history is None:
-        return appended.ids
-    owned = zip(appended.ids, appended.origin, strict=True)
-    return [history if id_ == stop and origin == Origin.MODEL else id_ for id_, origin in owned]
-
-
 def _drops_thinking(chat: Chat) -> bool:
-    """True if a later user message makes the template drop an earlier turn's thinking."""
     write = family_thinking(chat.source) or "<think>\n{}\n</think>\n\n".format
     thought = parse_text(f"{write('qqthought')}first", chat.parser).message
     try:
@@ -349,21 +331,3 @@ def _drops_thinking(chat: Chat) -> bool:
     except TemplateError:
         return False
     return "qqthought" not in text
-
-
-def _renders(chat: Chat, messages: Sequence[Message]) -> bool:
-    try:
-        chat.render(messages, [PROBE_TOOL] if any(m.get("tool_calls") for m in messages) else None)
-    except TemplateError:
-        return False
-    return True
-
-
-def _stop_trained(chat: Chat, problems: list[str]) -> bool:
-    """True if the last id of a demonstrated turn is a stop token. Adds to `problems` if the template refuses one."""
-    try:
-        ids = chat.assistant_ids(_answer("done"))
-    except TemplateError as error:
-        problems.append(f"a turn: {error.message}")
-        return False
-    return bool(ids) and ids[-1] in chat.stop_ids

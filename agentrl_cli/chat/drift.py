@@ -54,8 +54,6 @@ class Drift:
     """The template's text from there on, an excerpt."""
     got: str
     """The episode's text from there on, an excerpt."""
-    expected_id: int | None = None
-    got_id: int | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _drop_moved_texts(chat: Chat, messages: Sequence[Message]) -> Sequence[Messa
 
     The model's own text stays where it is. It differs by design, and all that follows is compared.
     """
-    if not chat.moves_text:
+    if not chat.syntax.moves_text:
         return messages
     return [
         {**message, "content": ""} if message.get("tool_calls") else message for message in messages
@@ -180,14 +178,16 @@ class _Segment:
         return self.end - (self.control is not None)
 
 
-def _segments(
-    ids: Sequence[int], control: frozenset[int], between: Sequence[int], inside: bool
-) -> list[_Segment]:
-    """Ids cut at control tokens, but not at the messages within a turn.
+def _cut(chat: Chat, ids: Sequence[int], inside: bool) -> list[_Segment]:
+    """Return ids cut at control tokens, but not at the messages within a turn.
 
-    `between`: ids that end one message of a turn and begin the next, if a turn may have several; `inside`: the first of
-    `ids` are within a turn.
+    `inside`: the first of `ids` are within a turn.
     """
+    # Markers of calls and thinking are the model's own words even where they are control tokens.
+    markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
+    control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
+    # Ids that end one message of a turn and begin the next, if a turn may have several.
+    between = chat.tokenizer.encode(chat.stops.next_message)
     segments: list[_Segment] = []
     begins, start, index = list(between[1:]), 0, 0
     while index < len(ids):
@@ -203,14 +203,6 @@ def _segments(
     if start < len(ids):
         segments.append(_Segment(start, len(ids), None))
     return segments
-
-
-def _cut(chat: Chat, ids: Sequence[int], inside: bool) -> list[_Segment]:
-    """Return the segments of ids that this chat's control tokens end."""
-    # Markers of calls and thinking are the model's own words even where they are control tokens.
-    markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
-    control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
-    return _segments(ids, control, chat.tokenizer.encode(chat.stops.next_message), inside)
 
 
 def _differences(
@@ -311,8 +303,6 @@ def _drift(
         start + at,
         chat.decode(expected[:EXCERPT]),
         chat.decode(got[:EXCERPT]),
-        expected[0] if expected else None,
-        got[0] if got else None,
     )
 
 

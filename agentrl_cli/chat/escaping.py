@@ -49,18 +49,17 @@ class Guard:
     ) -> tuple[list[Message], list[ToolSchema] | None, Hidden]:
         """Return copies of messages and tools with placeholders in place of escaped text."""
         hidden = Hidden(self._prefix)
-        safe = [self._message(message, hidden) for message in messages]
+        by = {"assistant": self._model, "system": self._author, "developer": self._author}
+        safe = [
+            {
+                key: value
+                if key == "role"
+                else hidden.replace(value, by.get(str(message.get("role")), self._outside))
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
         return safe, hidden.replace(list(tools), self._author) if tools else None, hidden
-
-    def _message(self, message: Message, hidden: Hidden) -> Message:
-        role = message.get("role")
-        pattern = {"assistant": self._model, "system": self._author, "developer": self._author}.get(
-            str(role), self._outside
-        )
-        return {
-            key: value if key == "role" else hidden.replace(value, pattern)
-            for key, value in message.items()
-        }
 
 
 class Hidden:

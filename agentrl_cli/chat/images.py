@@ -180,7 +180,6 @@ def place_images(
 def _measure_images(
     message: Message, images: Images | None, folder: Path | None
 ) -> tuple[Message, list[bytes]]:
-    """Return a message whose images and frames are read and measured."""
     if images is None:
         raise PolicyError(
             f"A message of the {message['role']} has an image, and this model reads text alone.",

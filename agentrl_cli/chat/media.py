@@ -38,7 +38,12 @@ def image_bytes(value: Any, folder: Path | None = None) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if hasattr(value, "__array_interface__") and not is_image(value):
-        value = _from_array(value)
+        from PIL import Image
+
+        try:
+            value = Image.fromarray(value)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise EnvError(f"An array is not an image: {error}") from error
     if is_image(value):
         out = io.BytesIO()
         value.save(out, format="PNG")
@@ -118,15 +123,6 @@ def choose_frames(count: int, most: int) -> list[int]:
     return [round(n * (count - 1) / max(most - 1, 1)) for n in range(most)]
 
 
-def _from_array(value: Any) -> Any:
-    from PIL import Image
-
-    try:
-        return Image.fromarray(value)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise EnvError(f"An array is not an image: {error}") from error
-
-
 def _read_link(text: str, folder: Path | None) -> bytes:
     if text.startswith("data:"):
         head, _, body = text.partition(",")
@@ -174,7 +170,6 @@ def missing_file(link: str, folder: Path) -> str:
 
 
 def _decode(data: bytes, most: int) -> list[bytes]:
-    """Return frames of an encoded video by PyAV."""
     try:
         import av
     except ImportError as error:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}
 LIMITS = {
     "minimum": "must be at least {}",
     "maximum": "must be at most {}",
@@ -64,11 +65,18 @@ def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str 
 
     A schema that cannot be used (a broken `pattern` or `$ref`) is logged once and checks nothing: the tool decides.
     """
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
     parameters = {"type": "object", "additionalProperties": False, **parameters_of(schema)}
     parameters.setdefault("properties", {})
     value = dict(arguments)
     try:
-        found = list(islice(_errors(parameters, value), MOST_ERRORS))
+        validator = _strict(validator_for(parameters, default=Draft202012Validator))
+        # An empty registry: nothing is fetched.
+        errors = validator(parameters, registry=Registry()).iter_errors(value)
+        found: list[ValidationError] = list(islice(errors, MOST_ERRORS))
         return _describe(_first(found, value)) if found else None
     except RecursionError:
         return "the arguments are nested too deeply"
@@ -84,22 +92,12 @@ def example_arguments(schema: ToolSchema) -> dict[str, Any]:
     names = [name for name in properties if name in parameters.get("required", ())] or list(
         properties
     )
-    return {name: _example(properties[name]) for name in names}
-
-
-def _example(schema: Mapping[str, Any]) -> Any:
-    if schema.get("enum"):
-        return schema["enum"][0]
-    kinds = schema.get("type", "string")
-    first = kinds[0] if isinstance(kinds, list) else kinds
-    return {
-        "integer": 0,
-        "number": 0,
-        "boolean": True,
-        "array": [],
-        "object": {},
-        "null": None,
-    }.get(first, "...")
+    found = {}
+    for name in names:
+        kinds = properties[name].get("type", "string")
+        kind_ = kinds[0] if isinstance(kinds, list) else kinds
+        found[name] = (properties[name].get("enum") or [EXAMPLES.get(kind_, "...")])[0]
+    return found
 
 
 @cache
@@ -107,18 +105,6 @@ def _report(reason: str) -> None:
     log.warning(
         "The JSON Schema of a tool cannot be used, so its arguments are not checked: %s", reason
     )
-
-
-def _errors(schema: Mapping[str, Any], value: Any) -> Iterator[ValidationError]:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    validator = _strict(validator_for(schema, default=Draft202012Validator))
-    errors: Iterator[ValidationError] = validator(schema, registry=Registry()).iter_errors(
-        value
-    )  # fetches nothing
-    return errors
 
 
 @cache
@@ -161,12 +147,16 @@ def _first(errors: Iterable[ValidationError], value: Any) -> ValidationError:
 
 
 def _describe(error: ValidationError) -> str:
-    path, value, wanted = _write_path(error.absolute_path), error.instance, error.validator_value
+    path, value, wanted = "", error.instance, error.validator_value
+    for part in error.absolute_path:
+        path = f"{path}[{part}]" if isinstance(part, int) else _join_path(path, part)
     name = f'argument "{path}"' if path else "the arguments"
     match error.validator:
         case "type":
             names = [wanted] if isinstance(wanted, str) else list(wanted)
-            return f"{name} must be {' or '.join(_article(type_) for type_ in names)}, not {_describe_value(value)}"
+            shown, found = _json(value), kind(value)
+            found = f"{found} ({shown})" if len(shown) <= 40 else found
+            return f"{name} must be {' or '.join(map(_with_article, names))}, not {found}"
         case "const":
             return f"{name} must be {_json(wanted)}"
         case "enum":
@@ -204,24 +194,12 @@ def _missing(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     return [key for key in schema.get("required", ()) if key not in value]
 
 
-def _describe_value(value: Any) -> str:
-    shown = _json(value)
-    return f"{kind(value)} ({shown})" if len(shown) <= 40 else kind(value)
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _article(name: str) -> str:
+def _with_article(name: str) -> str:
     return "null" if name == "null" else f"{'an' if name[0] in 'aio' else 'a'} {name}"
-
-
-def _write_path(parts: Iterable[str | int]) -> str:
-    path = ""
-    for part in parts:
-        path = f"{path}[{part}]" if isinstance(part, int) else _join_path(path, part)
-    return path
 
 
 def _join_path(path: str, name: Any) -> str:
@@ -262,7 +240,7 @@ def parse_text(
     own = Counter(call.id for call in found.calls)
     calls = tuple(
         replace(
-            _explain(_check(call, tools), parser, tools),
+            _check(call, parser, tools),
             id=call.id if own[call.id] == 1 and call.id else call_id(turn, number),
         )
         for number, call in enumerate(found.calls)
@@ -287,11 +265,6 @@ def parse_text(
 def call_id(turn: int, number: int) -> str:
     """Return nine letters and digits, as Mistral's template wants them; the same for the same place."""
     return f"c{turn % 10000:04d}{number % 10000:04d}"
-
-
-def is_malformed(call: ToolCall) -> bool:
-    """Whether the call's syntax is wrong, as opposed to an unknown tool or bad arguments."""
-    return call.arguments is None
 
 
 def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolSchema]) -> str:
@@ -330,29 +303,19 @@ def _split_thinking(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _check(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
-    if call.error or tools is None:
-        return call
-    schemas = {tool["function"]["name"]: tool for tool in tools}
-    if call.name not in schemas:
-        close = nearest(call.name, schemas, n=1)
-        known = (
-            f"did you mean {close[0]}?" if close else f"there are: {', '.join(schemas) or 'none'}"
-        )
-        return replace(call, error=f'unknown tool "{call.name}"; {known}')
-    problem = validate_arguments(schemas[call.name], call.arguments or {})
-    return replace(call, error=problem) if problem else call
-
-
-def _explain(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
-    """Return the error with its kind before it and the expected form after it."""
-    if not call.error:
-        return call
+def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
+    """Return the call with its error, if any: its kind before it, and the expected form after it."""
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}
-    name = next(
-        iter([*nearest(call.name, schemas, n=1), *schemas]), ""
-    )  # the tool that the error asks about
+    error = call.error
+    if not error and call.name in schemas:
+        error = validate_arguments(schemas[call.name], call.arguments or {})
+    if not error and (tools is None or call.name in schemas):
+        return call
+    close, known = nearest(call.name, schemas, n=1), f"there are: {', '.join(schemas) or 'none'}"
+    if not error:
+        error = f'unknown tool "{call.name}"; ' + (f"did you mean {close[0]}?" if close else known)
+    name = next(iter([*close, *schemas]), "")  # the tool that the error asks about
     example = parser.example(name or "NAME", example_arguments(schemas[name]) if name else {})
     what = "Malformed tool call" if call.arguments is None else "Bad tool call"
-    stop = "" if call.error.endswith("?") else "."
-    return replace(call, error=f"{what}: {call.error}{stop} Expected: {example}")
+    stop = "" if error.endswith("?") else "."
+    return replace(call, error=f"{what}: {error}{stop} Expected: {example}")

@@ -68,11 +68,11 @@ class Chat:
         reserved = (
             [tokenizer.token_text(images.token), images.written] if images is not None else []
         )
-        self._syntax = find_syntax(tokenizer, templates, parser, reserved)
+        self.syntax = find_syntax(tokenizer, templates, parser, reserved)
         self.parser, self.able, self.stops = (
-            self._syntax.parser,
-            self._syntax.able,
-            self._syntax.stops,
+            self.syntax.parser,
+            self.syntax.able,
+            self.syntax.stops,
         )
         self._encoder = Encoder(tokenizer, images)
         self._prompt = lru_cache(PROMPTS)(
@@ -82,27 +82,12 @@ class Chat:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end an assistant turn: the template's own first, then the tokenizer's end tokens."""
-        return self._syntax.stop_ids
+        return self.syntax.stop_ids
 
     @property
     def opens(self) -> str:
         """The opened thinking block at the end of the generation prompt; empty if it opens none."""
-        return self._syntax.opens
-
-    @property
-    def supports_tools(self) -> bool:
-        """True if the template itself writes tool schemas and tool results."""
-        return self.able.results and self.able.schemas
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether the parser reads the calls that the template writes; True if it writes none."""
-        return self._syntax.reads_calls
-
-    @property
-    def moves_text(self) -> bool:
-        """Whether the template moves the text of a turn behind its calls' results; models write it in front."""
-        return self._syntax.moves_text
+        return self.syntax.opens
 
     @cached_property
     def shows_images(self) -> bool:
@@ -133,8 +118,8 @@ class Chat:
         add_generation_prompt: bool = False,
     ) -> list[int]:
         """Return the ids of `render` at a fraction of its cost, without origins and spans."""
-        safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
-        text, plain = hidden.reveal(self._syntax.text(safe, safe_tools, add_generation_prompt))
+        safe, safe_tools, hidden = self.syntax.guard.hide(messages, tools)
+        text, plain = hidden.reveal(self.syntax.text(safe, safe_tools, add_generation_prompt))
         return self._encoder.encode(text, plain, messages)[0]
 
     def render(
@@ -145,14 +130,14 @@ class Chat:
         add_generation_prompt: bool = False,
     ) -> Rendered:
         """Return a full rendering. The drift guard compares with this; training data never comes from it."""
-        safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
-        text, plain = hidden.reveal(self._syntax.text(safe, safe_tools, add_generation_prompt))
+        safe, safe_tools, hidden = self.syntax.guard.hide(messages, tools)
+        text, plain = hidden.reveal(self.syntax.text(safe, safe_tools, add_generation_prompt))
         ids, offsets = self._encoder.encode(text, plain, messages)
         regions = locate(
-            text, messages, lambda other: self._syntax.text(other, tools, add_generation_prompt)
+            text, messages, lambda other: self.syntax.text(other, tools, add_generation_prompt)
         )
         ends = find_ends(
-            text, safe, lambda n: hidden.reveal(self._syntax.text(safe[:n], safe_tools, False))[0]
+            text, safe, lambda n: hidden.reveal(self.syntax.text(safe[:n], safe_tools, False))[0]
         )
         return self._encoder.render(ids, offsets, messages, regions, ends, text)
 
@@ -178,7 +163,7 @@ class Chat:
             and not messages_so_far[-1].get("tool_calls")
         ):
             new_messages = [{**message, "lone": True} for message in new_messages]
-        return render_delta(self._syntax, self._encoder, new_messages, tools, last_id)
+        return render_delta(self.syntax, self._encoder, new_messages, tools, last_id)
 
     def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
         """Return tokens (origin FORCED) that close an assistant turn of `ids` which did not end with a stop token
@@ -229,7 +214,7 @@ class Chat:
         Sampled ids plus the deltas should equal this; the drift guard compares.
         Raises TemplateError if the template refuses, or begins assistant turns unlike its generation prompt.
         """
-        text, plain = self._syntax.continuation(messages, tools, add_generation_prompt)
+        text, plain = self.syntax.continuation(messages, tools, add_generation_prompt)
         return self._encoder.encode_after(self.stops.texts[0], text, plain, messages)
 
     def assistant_text(
@@ -240,7 +225,7 @@ class Chat:
         If the generation prompt opens a thinking block that the message lacks, the text closes it at once; `thinking`
         is whether it opens one (None: as after a user message).
         """
-        return self._syntax.assistant_turn(message, tools, thinking)[0]
+        return self.syntax.assistant_turn(message, tools, thinking)[0]
 
     def assistant_ids(
         self, message: Message | str, tools: Tools = None, *, thinking: bool | None = None
@@ -252,7 +237,7 @@ class Chat:
         text, plain = (
             (message, [])
             if isinstance(message, str)
-            else self._syntax.assistant_turn(message, tools, thinking)
+            else self.syntax.assistant_turn(message, tools, thinking)
         )
         called = (
             "tool_calls" in message
@@ -270,21 +255,15 @@ class Chat:
 
         Every assistant message counts as the model's. Without one it is the prompt.
         """
-        return _demonstrate(self, messages, tools)
-
-
-def _demonstrate(chat: Chat, messages: Sequence[Message], tools: Tools) -> Rendered:
-    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-    first = turns[0] if turns else len(messages)
-    parts = [chat.prompt(messages[:first], tools)]
-    for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        opened = parts[-1].text.rstrip().endswith(THINK)
-        ids = chat.assistant_ids(messages[at], tools, thinking=opened)
-        parts.append(Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),)))
-        if at + 1 < following:
-            parts.append(
-                chat.extend(
-                    messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]
-                )
-            )
-    return join_renderings(parts)
+        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        first = turns[0] if turns else len(messages)
+        parts = [self.prompt(messages[:first], tools)]
+        for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+            opened = parts[-1].text.rstrip().endswith(THINK)
+            ids = self.assistant_ids(messages[at], tools, thinking=opened)
+            origin = [int(Origin.MODEL)] * len(ids)
+            parts.append(Rendered(ids, origin, (("assistant", 0, len(ids)),)))
+            if at + 1 < following:
+                more = messages[at + 1 : following]
+                parts.append(self.extend(messages[: at + 1], more, tools, last_id=ids[-1]))
+        return join_renderings(parts)

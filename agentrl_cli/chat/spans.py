@@ -56,9 +56,11 @@ def locate(
     regions: list[Region] = []
     position = len(literals[0])
     for (index, content), literal in zip(contents, literals[1:], strict=True):
-        found = next(
-            (v for v in _list_variants(content) if text.startswith(v + literal, position)), None
-        )
+        # Templates write a content unchanged, trimmed, or as JSON text.
+        quoted = json.dumps(content, ensure_ascii=False)
+        trimmed = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n")
+        variants = (content, *trimmed, quoted, quoted[1:-1])
+        found = next((v for v in variants if text.startswith(v + literal, position)), None)
         if found is None:
             return regions + _search(text, contents[len(regions) :], position)
         regions.append((position, position + len(found), index))
@@ -138,20 +140,6 @@ def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     return low
 
 
-def _list_variants(content: str) -> tuple[str, ...]:
-    """Return how templates may write a content: unchanged, trimmed, or as JSON text."""
-    quoted = json.dumps(content, ensure_ascii=False)
-    return (
-        content,
-        content.strip(),
-        content.rstrip(),
-        content.lstrip("\n"),
-        content.strip("\n"),
-        quoted,
-        quoted[1:-1],
-    )
-
-
 def _search(text: str, contents: Sequence[tuple[int, str]], position: int = 0) -> list[Region]:
     """Return the fallback if a template moves or rewrites contents: the next occurrence of each, if any."""
     regions: list[Region] = []
@@ -179,26 +167,17 @@ class Rendered:
         return len(self.ids)
 
     def by_role(
-        self, messages: Sequence[Message]
-    ) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
-        """Yield role, messages and tokens of each span; `messages` are those of the whole rendering."""
-        left = list(messages)
-        for role, start, end in self.spans:
-            count = next(
-                (n for n, message in enumerate(left) if message["role"] != role), len(left)
-            )
-            own, left = tuple(left[:count]), left[count:]
-            yield role, own, Tokens.from_ids(self.ids[start:end], self.origin[start:end])
-
-    def with_images(
-        self, messages: Sequence[Message], images: Sequence[bytes]
+        self, messages: Sequence[Message], images: Sequence[bytes] = ()
     ) -> Iterator[tuple[str, tuple[Message, ...], Tokens, tuple[bytes, ...]]]:
-        """Yield `by_role` with the images of each span; `images` are those of all messages in order."""
-        done = 0
-        for role, own, tokens in self.by_role(messages):
+        """Yield role, messages, tokens and images of each span, of those of the whole rendering in order."""
+        left, shown = list(messages), list(images)
+        for role, start, end in self.spans:
+            last = next((n for n, one in enumerate(left) if one["role"] != role), len(left))
+            own = tuple(left[:last])
             count = sum(len(images_of(message)) for message in own)
-            yield role, own, tokens, tuple(images[done : done + count])
-            done += count
+            tokens = Tokens.from_ids(self.ids[start:end], self.origin[start:end])
+            yield role, own, tokens, tuple(shown[:count])
+            left, shown = left[last:], shown[count:]
 
 
 def join_renderings(parts: Sequence[Rendered]) -> Rendered:

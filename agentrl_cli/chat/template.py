@@ -56,12 +56,8 @@ class ChatTemplate:
             **(variables or {}),
         }
         self._arguments_as_text = False
-        names = (
-            name
-            for name in THOUGHTS
-            if re.search(rf"""(?:message|m)\.{name}\b|['"]{name}['"]""", source)
-        )
-        self._thinking = next(names, THOUGHTS[0])
+        used = [n for n in THOUGHTS if re.search(rf"""(?:message|m)\.{n}\b|['"]{n}['"]""", source)]
+        self._thinking = [*used, THOUGHTS[0]][0]
         environment = self._environment = LimitedEnvironment(
             {"tojson": _tojson},
             trim_blocks=True,
@@ -72,8 +68,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = self._now.strftime
         self._content_as_parts = False
         try:
-            with environment.budget():
-                self._template = environment.from_string(source)
+            environment.start()
+            self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise TemplateError(
                 f"The chat template does not compile: {error} (line {error.lineno})."
@@ -92,14 +88,14 @@ class ChatTemplate:
         """Return the text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
         if tools and self._tool is not self:
             return self._tool.render(messages, tools, add_generation_prompt)
-        as_text = self._arguments_as_text
+        as_text, called = self._arguments_as_text, any(m.get("tool_calls") for m in messages)
         try:
-            return self._render(messages, tools, add_generation_prompt, as_text)
-        except TypeError as error:
+            try:
+                return self._render(messages, tools, add_generation_prompt, as_text)
+            except TypeError:
+                if as_text or not called:
+                    raise
             # DeepSeek's template joins the arguments to text, so it needs JSON text; all others need an object.
-            if as_text or not any(message.get("tool_calls") for message in messages):
-                raise TemplateError(f"The chat template failed: {error}.") from error
-        try:
             found = self._render(messages, tools, add_generation_prompt, True)
         except TypeError as error:
             raise TemplateError(f"The chat template failed: {error}.") from error
@@ -107,7 +103,15 @@ class ChatTemplate:
         return found
 
     def _plain(self, message: Message, arguments_as_text: bool) -> Message:
-        plain = plain_message(message, arguments_as_text)
+        """Return a copy as templates expect it: content is text, call arguments are an object (or JSON text), no field
+        is None.
+        """
+        plain = {key: value for key, value in message.items() if value is not None}
+        content = plain.setdefault("content", "")
+        if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+            plain["content"] = "".join(part["text"] for part in content)
+        if calls := plain.pop("tool_calls", None):
+            plain["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
         if THOUGHTS[0] in plain:
             plain[self._thinking] = plain.pop(THOUGHTS[0])
         if self._content_as_parts and isinstance(plain["content"], str):
@@ -132,13 +136,13 @@ class ChatTemplate:
         as_text: bool,
     ) -> str:
         try:
-            with self._environment.budget():
-                return self._template.render(
-                    messages=[self._plain(message, as_text) for message in messages],
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=generation,
-                    **self._variables,
-                )
+            self._environment.start()
+            return self._template.render(
+                messages=[self._plain(message, as_text) for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=generation,
+                **self._variables,
+            )
         except TooMuch as error:
             raise TemplateError(
                 f"The chat template is refused: {error}.",
@@ -148,21 +152,6 @@ class ChatTemplate:
             raise TemplateError(f"The chat template failed: {_kind(error)}.") from error
         except JinjaError as error:
             raise TemplateError(f"The chat template refuses this conversation: {error}") from error
-
-
-def plain_message(message: Message, arguments_as_text: bool = False) -> Message:
-    """Return a copy as templates expect it: content is text, call arguments are an object (or JSON text), no field is
-    None.
-    """
-    copy = {key: value for key, value in message.items() if value is not None}
-    content = copy.get("content", "")
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
-        content = "".join(part["text"] for part in content)
-    copy["content"] = content
-    calls = copy.pop("tool_calls", None)
-    if calls:
-        copy["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
-    return copy
 
 
 def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:

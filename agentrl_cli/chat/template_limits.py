@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -61,12 +60,6 @@ class TooMuch(JinjaError):
     """A rendering has no steps left, or would make something too large."""
 
 
-class _Budget(threading.local):
-    """Steps that are left in a thread."""
-
-    left = MOST_STEPS
-
-
 class _Generator(CodeGenerator):
     """Calls the environment's own methods, which `_Counting` adds, without the checks for those of a template."""
 
@@ -82,7 +75,7 @@ class _Generator(CodeGenerator):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles and renders within the limits; each rendering is a `budget` block."""
+    """Compiles and renders within the limits; each rendering begins with `start`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -90,7 +83,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """`filters` besides Jinja's."""
         super().__init__(finalize=self.check_output, **options)
         self.filters |= filters
-        self._budget = _Budget()
+        self._budget = threading.local()  # of the rendering that a thread makes
         del self.globals["lipsum"]
         for name in _LEFT_OUT:
             del self.filters[name]
@@ -102,17 +95,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _Generator
 
-    @contextmanager
-    def budget(self) -> Iterator[None]:
-        """Count from zero in this thread."""
+    def start(self) -> None:
+        """Count a rendering, or a compilation, of this thread from zero."""
         self._budget.left = MOST_STEPS
-        yield
 
     def step(self, size: int = 0) -> bool:
         """Count a step that reads or writes `size` characters or items. Raises TooMuch."""
-        budget = self._budget
-        budget.left -= 1 + size // WEIGHT
-        if budget.left < 0:
+        self._budget.left -= 1 + size // WEIGHT
+        if self._budget.left < 0:
             raise TooMuch(f"it takes more than {MOST_STEPS} steps")
         return True
 
@@ -175,8 +165,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.step(items)
 
     def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that counts its input and its output."""
-
         @wraps(function)
         def count_and_call(*args: Any, **kwargs: Any) -> Any:
             own = sum(isinstance(arg, Context | EvalContext | Environment) for arg in args[:1])
@@ -193,8 +181,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return count_and_call
 
     def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a test that counts its input."""
-
         @wraps(function)
         def count_and_call(*args: Any) -> Any:
             self.step(sum(map(_length, args)))

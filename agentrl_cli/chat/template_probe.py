@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agentrl_cli.chat.spans import shared_prefix
@@ -96,13 +97,11 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     stop, history = _find_sampled(stop, _find_first(alone, control), tokenizer)
     closing = _find_first(alone, [stop]) is not None
     after_call = ""
-    try:
+    with suppress(TemplateError):  # no tools in this template: the audit reports it
         call = [user("u"), assistant(MARK, [("c00000000", "probe")]), tool(RESULT)]
         text = render(call, [PROBE_TOOL], False).partition(RESULT)[0]
         after = _find_first(text, [stop]) or _find_first(text, control)
         after_call = after[0] if after else ""
-    except TemplateError:
-        pass  # no tools in this template: the audit reports it
     texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
     asked, closed = (render([user("u")], None, ask) for ask in (True, False))
     between = history + asked.removeprefix(closed) if history else ""
@@ -149,32 +148,22 @@ def find_called(
     `write` fails if the turn does not begin as the generation prompt does. Empty if the template refuses.
     """
     call = assistant("", [("c00000000", "probe")])
-    try:
-        return write(call) if write is not None else _find_added(render, call, ends)
-    except TemplateError:
-        pass
-    try:
-        return _find_added(render, call, ends)
-    except TemplateError:
-        return ""
-
-
-def _find_added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> str:
-    before, whole = (render([user("u"), *more], [PROBE_TOOL], False) for more in ([], [call]))
-    text = whole[shared_prefix(before, whole) :]
-    end = ends.search(text) if ends is not None else None
-    return text[: end.start()] if end else text
+    if write is not None:
+        with suppress(TemplateError):
+            return write(call)
+    with suppress(TemplateError):
+        before, whole = (render([user("u"), *more], [PROBE_TOOL], False) for more in ([], [call]))
+        text = whole[shared_prefix(before, whole) :]
+        end = ends.search(text) if ends is not None else None
+        return text[: end.start()] if end else text
+    return ""
 
 
 def _find_first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
     """Return the first of `candidates` after the last marker, and the text between; None if there is none."""
-    start = text.rfind(MARK)
-    if start < 0:
-        return None
-    start += len(MARK)
-    places = [(text.find(candidate, start), -len(candidate), candidate) for candidate in candidates]
-    places = [place for place in places if place[0] >= 0]
+    _, marked, after = text.rpartition(MARK)
+    places = [(after.find(one), -len(one), one) for one in candidates if marked and one in after]
     if not places:
         return None
     position, _, candidate = min(places)
-    return candidate, text[start:position]
+    return candidate, after[:position]

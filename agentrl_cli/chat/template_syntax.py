@@ -130,18 +130,17 @@ def adapt(
 def _describe_tools(
     messages: list[Message], tools: Sequence[ToolSchema], parser: Parser
 ) -> list[Message]:
-    """Return the tools at the end of the system text."""
     schemas = "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )
     text = TOOLS_TEXT.format(schemas=schemas, example=parser.example("NAME", {"ARGUMENT": "VALUE"}))
     if messages and messages[0].get("role") == "system":
-        return [_surround(messages[0], "", f"\n\n{text}"), *messages[1:]]
+        both = _join(messages[0].get("content") or "", "", f"\n\n{text}")
+        return [{**messages[0], "content": both}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
 def _write_calls(message: Message, parser: Parser) -> Message:
-    """Return an assistant message with its calls written in its content."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -171,8 +170,9 @@ def _move_results(messages: list[Message], only_lone: bool) -> list[Message]:
         if only_lone and message.get("role") == "assistant":
             alone = not message.get("tool_calls")
         moves = alone and message.get("role") == "tool"
-        content = message.get("content") or ""
-        new = {"role": "user", "content": _tag_result(content)} if moves else message
+        tagged = _join("<tool_response>\n", "", message.get("content") or "")
+        tagged = _join(tagged, "", "\n</tool_response>")
+        new = {"role": "user", "content": tagged} if moves else message
         beside = moves or (previous and not only_lone)
         if beside and found and found[-1].get("role") == "user" == new.get("role"):
             text = _join(found[-1]["content"], "\n", new.get("content") or "")
@@ -181,10 +181,6 @@ def _move_results(messages: list[Message], only_lone: bool) -> list[Message]:
             found.append(new)
         previous = moves
     return found
-
-
-def _tag_result(content: Any) -> Any:
-    return _join(_join("<tool_response>\n", "", content), "", "\n</tool_response>")
 
 
 def _merge_system(messages: list[Message]) -> list[Message]:
@@ -198,11 +194,6 @@ def _merge_system(messages: list[Message]) -> list[Message]:
             *messages[2:],
         ]
     return [{"role": "user", "content": text}, *messages[1:]]
-
-
-def _surround(message: Message, before: str, after: str) -> Message:
-    content = message.get("content") or ""
-    return {**message, "content": _join(_join(before, "", content), "", after)}
 
 
 def _join(first: Any, between: str, second: Any) -> Any:

@@ -60,11 +60,6 @@ def gives_empty(prompt: str) -> bool:
     return given is not None and any(given[0].rstrip().endswith(block[1]) for block in BLOCKS)
 
 
-def has_thinking(text: str) -> bool:
-    """Whether a text contains a marker of thinking."""
-    return _MARK.search(text) is not None
-
-
 def drop_empty(text: str) -> str:
     """Return a text without empty blocks of thinking and without unopened closing markers."""
     return _replace_empty(text, "")

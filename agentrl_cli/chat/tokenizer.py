@@ -170,10 +170,16 @@ class Tokenizer(BaseTokenizer):
         default, tool = _templates(folder, config)
         generation = _read_json(folder / "generation_config.json").get("eos_token_id")
         eos = generation if isinstance(generation, list) else [generation]
+        specials = {}
+        for name in SPECIAL_NAMES:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str):
+                specials[name] = text
         return cls(
             path.read_text(encoding="utf-8"),
             default,
-            _special_texts(config),
+            specials,
             tool_template=tool,
             eos_ids=[id_ for id_ in eos if isinstance(id_, int)],
         )
@@ -224,7 +230,6 @@ class Tokenizer(BaseTokenizer):
         }
 
     def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, MovedText]:
-        """Return `text` with its markup outside `plain` renamed, and the map of positions back."""
         parts: list[str] = []
         moves = [(0, 0)]
         done = length = 0
@@ -362,17 +367,6 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} is not JSON: {error}", hint="Download the model folder again."
         ) from error
     return data if isinstance(data, dict) else {}
-
-
-def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for name in SPECIAL_NAMES:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            texts[name] = value
-    return texts
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -124,7 +124,7 @@ def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[
     call, said = (chat.assistant_text(_message(text, {"word": "x"}), tools) for text in ("", TEXT))
     answer = chat.assistant_text(_message(ANSWER), tools)
     stop = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
-    if TEXT not in said or chat.moves_text:  # a model writes it in front
+    if TEXT not in said or chat.syntax.moves_text:  # a model writes it in front
         said = closed + TEXT + call.removeprefix(closed)
     yield "text before a call", [said + stop, answer]
     think = family_thinking(chat.source)

@@ -111,7 +111,7 @@ class Transcript:
         """
         self.images += images
         left = len(messages)
-        for role, own, tokens, pixels in rendered.with_images(messages, images):
+        for role, own, tokens, pixels in rendered.by_role(messages, images):
             left -= len(own)
             fields: dict[str, Any] = {"results": results} if role == "tool" else {"images": pixels}
             self.turn(role, own, tokens, **fields, reward=None if left else reward)

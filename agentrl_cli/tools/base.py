@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from agentrl_cli.chat.media import NAMES, image_bytes, is_image
-from agentrl_cli.chat.parse import is_malformed, validate_arguments
+from agentrl_cli.chat.parse import validate_arguments
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.hooks.threads import OwnTime, call, contain
 from agentrl_cli.registry.old_modules import keep_old_names
@@ -351,7 +351,7 @@ def _is_block(value: Any) -> bool:
 def refuse(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
     """Return the observation for a call that carries an error: `malformed_call`, `unknown_tool` or `bad_arguments`."""
     known = "bad_arguments" if call.name in names else "unknown_tool"
-    kind = "malformed_call" if is_malformed(call) else known
+    kind = "malformed_call" if call.arguments is None else known
     return ToolResult(call.error or f'Bad tool call: there is no tool "{call.name}".', error=kind)
 
 

@@ -108,7 +108,7 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
 async def check_episode(source: str, name: str, wanted: tuple[str, str]) -> None:
     chat = chat_of(source, name)
     parser, lacks = wanted
-    assert chat.parser.name == parser and chat.reads_calls
+    assert chat.parser.name == parser and chat.syntax.reads_calls
     assert replace(chat.able, lone_results=True) == Abilities(
         *(letter not in lacks for letter in "stcr")
     )
@@ -258,7 +258,7 @@ def check_detection(name: str) -> None:
     )
     chat = Chat(tokenizer_for(source), "auto")
     assert (
-        chat.reads_calls
+        chat.syntax.reads_calls
         and chat.parser.parse(load_parser(name).example("probe", {"x": "1"}), [PROBE_TOOL]).calls
     )
 

@@ -115,7 +115,6 @@ def test_a_lost_separator_is_structural(chat: Chat) -> None:
     assert (drift.kind, drift.position, drift.turn) == ("structural", place, 2)
     assert drift.expected.startswith("\n<|im_start|>user")
     assert drift.got.startswith("<|im_start|>user")
-    assert (drift.expected_id, drift.got_id) == (10, chat.tokenizer.id_of("<|im_start|>"))
     delta = chat.extend(
         [*PROMPT, {"role": "assistant", "content": "x"}], clean.turns[2].messages, TOOLS
     )

@@ -6,27 +6,8 @@ import pytest
 
 from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
 from agentrl_cli.agents.gateway.request import RequestError, read_tools
-from agentrl_cli.chat.parse import parse_text
-from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines
-from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
-
-TOOLS = [schema("say", {"text": "string"})]
-
-
-def check_many_calls(name: str) -> None:
-    """Openings that are not closed, and whole calls, each in numbers that no search to the end of a text survives."""
-    parser = load_parser(name)
-    example = parser.example("say", {"text": "1"})
-    for unit in (*parser.markers[:2], example):
-        found = exponent(lambda n, unit=unit: parse_text(unit * n, parser, TOOLS), 150)  # type: ignore[misc]
-        assert found < 1.5, unit
-
-
-@pytest.mark.parametrize("name", PARSERS)
-def test_many_calls_are_read_in_linear_time(name: str) -> None:
-    check_many_calls(name)
 
 
 def test_white_space_is_read_in_linear_time() -> None:

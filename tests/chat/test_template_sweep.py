@@ -236,7 +236,7 @@ def check_calls(name: str) -> None:
     chat, short = chat_of(name), name.partition("/")[2]
     if not chat.able.calls:
         assert "tool_calls" not in chat.source or name in WRITES_NONE
-        assert chat.reads_calls, "they are written into the text, as the parser reads them"
+        assert chat.syntax.reads_calls, "they are written into the text, as the parser reads them"
         return
     parser = load_parser(PARTS.get(short, chat.parser.name))
     if short == "GigaChat3-10B-A1.8B":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agentrl_cli.chat.parse import example_arguments, is_malformed, parse_text
+from agentrl_cli.chat.parse import example_arguments, parse_text
 from agentrl_cli.chat.parsers import load_parser
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
@@ -51,7 +51,7 @@ def check_malformed(name: str, text: str, reason: str) -> None:
     parser = load_parser(name)
     parsed = parse_text(text, parser, TOOLS)
     call = next(call for call in parsed.calls if call.error)
-    assert is_malformed(call) and call.error is not None
+    assert call.arguments is None and call.error is not None
     assert reason in call.error and call.error.startswith("Malformed tool call: ")
     shown = "say" if call.name == "say" else "add"
     wanted = {"text": "..."} if shown == "say" else {"a": 0, "b": 0}
@@ -80,7 +80,7 @@ def check_bad_arguments(name: str) -> None:
     (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS[::-1]).calls
     expected = parser.example("add", example_arguments(TOOLS[0]))
     wanted = f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
-    assert (unknown.error, unknown.arguments) == (wanted, ADD) and not is_malformed(unknown)
+    assert (unknown.error, unknown.arguments) == (wanted, ADD)
     wrong = 'argument "b" must be an integer, not a string ("two")'
     for more, text in (({}, 'argument "b" is missing'), ({"b": "two"}, wrong)):
         (call,) = parse_text(parser.example("add", {"a": 1, **more}), parser, TOOLS).calls

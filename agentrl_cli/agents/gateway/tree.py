@@ -269,7 +269,7 @@ class MessageTree:
             rendered = self.chat.extend(
                 [before], list(segment), list(tools) or None, last_id=ids[-1]
             )
-        return tuple(piece_of(*one) for one in rendered.by_role(segment))
+        return tuple(piece_of(*one[:3]) for one in rendered.by_role(segment))
 
     def _foreign(self, message: Message, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Piece:
         """Return an assistant message that this episode's model did not write as it stands: context, never trained."""

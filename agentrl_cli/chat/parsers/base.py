@@ -9,6 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -68,7 +69,9 @@ def read_json(text: str) -> tuple[Any, str | None]:
         return None, f"not valid JSON: {error}"
 
 
-def read_call(raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
+def read_call(
+    raw: str, tools: Sequence[ToolSchema] = (), *, keys: Sequence[str] = ("arguments",)
+) -> ToolCall:
     """Return a call written as one JSON object `{"name": …, "arguments": {…}}`; `keys` names the arguments' field."""
     value, error = read_json(raw.strip())
     if error:
@@ -134,19 +137,15 @@ def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
     """Return a value written as bare text, with the type of its schema; see `typed_value`."""
     if schema.get("type") == "string":
         return text
-    value, error = read_json(text.strip())
-    return _python_value(text) if error else value
-
-
-def _python_value(text: str) -> Any:
-    """Return a Python constant, list or dict, as a template's `string` filter writes it; else the text itself."""
     bare = text.strip()
-    if bare not in ("True", "False", "None") and not (bare[:1] in "[{" and len(bare) < MAX_LITERAL):
-        return text
-    try:
-        return ast.literal_eval(bare)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
+    value, error = read_json(bare)
+    if not error:
+        return value
+    # A template's `string` filter writes Python's constants, lists and dicts.
+    if bare in ("True", "False", "None") or (bare[:1] in "[{" and len(bare) < MAX_LITERAL):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return ast.literal_eval(bare)
+    return text
 
 
 def kind(value: Any) -> str:
@@ -179,12 +178,53 @@ def no_constant(name: str) -> None:
 
 Markers = tuple[str, str]
 """Opening and closing text."""
-Read = Callable[[str], ToolCall | Sequence[ToolCall]]
-"""Makes the call, or several, of the text between two markers."""
+Read = Callable[[str, Sequence[ToolSchema]], ToolCall | Sequence[ToolCall]]
+"""Makes the call, or several, of the text between two markers; `tools` say of which type bare texts are."""
+
+
+@dataclass
+class BlockParser:
+    """A syntax with every call between the markers `block`, inside sections if `section` is given."""
+
+    name: str
+    block: Markers
+    write: Callable[[str, Mapping[str, Any]], str]
+    """Writes a call of a name and arguments, complete with its markers."""
+    read: Read = read_call
+    section: Markers | None = None
+    inner: tuple[str, ...] = ()
+    """Further markers, inside a block."""
+    around: tuple[str, ...] = ()
+    """Markers beside the blocks and around an answer, which are not content."""
+    thought: re.Pattern[str] | None = None
+    """The model's thinking, where calls do not count, if the syntax has markup of its own for it."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*(self.section or ()), *self.block, *self.inner, *self.around)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        thoughts: list[str] = []
+        if self.thought:
+            thoughts = [part for found in self.thought.findall(text) if (part := found.strip())]
+            text = self.thought.sub("", text)
+        found = parse_blocks(text, self.block, self.read, self.section, tools)
+        content = found.content
+        if any(marker in content for marker in self.around):
+            content = re.sub("|".join(map(re.escape, self.around)), "", content)
+            content = content.rstrip("\n") if found.calls else content
+        return ParsedText(content, found.calls, "\n".join(thoughts))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return self.write(name, arguments)
 
 
 def parse_blocks(
-    text: str, block: Markers, read: Read, section: Markers | None = None
+    text: str,
+    block: Markers,
+    read: Read,
+    section: Markers | None = None,
+    tools: Sequence[ToolSchema] = (),
 ) -> ParsedText:
     """Return the content, and the calls of every block; one that is not closed, or never opened, is an error.
 
@@ -192,13 +232,13 @@ def parse_blocks(
     markers of their own; without any section they are read too.
     """
     if section is None or section[0] not in text:
-        return _split_blocks(text, block, read)
+        return _split_blocks(text, block, read, tools)
     content, opened, rest = text.partition(section[0])
     calls: list[ToolCall] = []
     loose = [content.rstrip("\n")]
     while opened:  # a loop, not recursion: a model that repeats itself opens thousands
         inner, closed, after = rest.partition(section[1])
-        found = list(_split_blocks(inner, block, read).calls)
+        found = list(_split_blocks(inner, block, read, tools).calls)
         found = found or [call(raw=inner, error=f"no {block[0]} in the list of calls")]
         if not closed and not found[-1].error:
             found[-1] = replace(
@@ -210,7 +250,7 @@ def parse_blocks(
     return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
 
-def _split_blocks(text: str, block: Markers, read: Read) -> ParsedText:
+def _split_blocks(text: str, block: Markers, read: Read, tools: Sequence[ToolSchema]) -> ParsedText:
     opening, closing = block
     before, *blocks = text.split(opening)
     if not blocks:
@@ -219,7 +259,7 @@ def _split_blocks(text: str, block: Markers, read: Read) -> ParsedText:
     loose = [before.rstrip("\n")]
     for number, inner in enumerate(blocks):
         raw, closed, after = inner.partition(closing)
-        made = read(raw)
+        made = read(raw, tools)
         found = [made] if isinstance(made, ToolCall) else list(made)
         if not closed:
             where = (

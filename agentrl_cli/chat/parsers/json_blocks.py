@@ -16,19 +16,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import (
-    Markers,
+    BlockParser,
     ParsedText,
     Read,
     call,
     call_of,
     call_with,
     kind,
-    parse_blocks,
-    read_call,
     read_json,
     unreadable,
 )
@@ -38,38 +37,8 @@ OWN_ID = re.compile(r"[\w.:\-]{1,64}")
 """An id that a model may give to its call."""
 
 
-@dataclass
-class JSONBlockParser:
-    """Calls between the markers `block`, inside sections if `section` is given."""
-
-    name: str
-    block: Markers
-    written: str
-    """The format of a call, with `{name}` and `{arguments}`, or `{call}` for the object that holds both."""
-    read: Read = read_call
-    section: Markers | None = None
-    inner: tuple[str, ...] = ()
-    """Further markers, inside a block."""
-    around: tuple[str, ...] = ()
-    """Markers beside the blocks and around an answer, which are not content."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*(self.section or ()), *self.block, *self.inner, *self.around)
-
-    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        found = parse_blocks(text, self.block, self.read, self.section)
-        if not any(marker in found.content for marker in self.around):
-            return found
-        content = re.sub("|".join(map(re.escape, self.around)), "", found.content)
-        return ParsedText(content.rstrip("\n") if found.calls else content, found.calls)
-
-    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return write_call(self.written, name, arguments)
-
-
 def write_call(written: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call in the format `written`; see `JSONBlockParser`."""
+    """Return a call in the format `written`, with `{name}` and `{arguments}`, or `{call}` for the object of both."""
     both = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
     alone = json.dumps(dict(arguments), ensure_ascii=False)
     return written.format(name=name, call=both, arguments=alone)
@@ -80,7 +49,7 @@ def read_after(head: re.Pattern[str], error: str) -> Read:
     error.
     """
 
-    def read(raw: str) -> ToolCall:
+    def read(raw: str, tools: Sequence[ToolSchema] = ()) -> ToolCall:
         found = head.match(raw)
         name = found["name"].strip() if found else ""
         if found is None or not name:
@@ -95,7 +64,7 @@ SEP = "<｜tool▁sep｜>"
 FENCED = re.compile(r"\s*(\S+)\s*```(?:json)?\n(.*?)\n?```\s*", re.DOTALL)
 
 
-def _read_deepseek(raw: str) -> ToolCall:
+def _read_deepseek(raw: str, tools: Sequence[ToolSchema] = ()) -> ToolCall:
     head, found, tail = raw.partition(SEP)
     name, text = head.strip(), tail
     if not found:
@@ -111,26 +80,34 @@ def _read_deepseek(raw: str) -> ToolCall:
     return call_with(name, text, raw) if name else call(raw=raw, error="the function has no name")
 
 
-HERMES = JSONBlockParser(
-    "hermes", ("<tool_call>", "</tool_call>"), "<tool_call>\n{call}\n</tool_call>"
+HERMES = BlockParser(
+    "hermes",
+    ("<tool_call>", "</tool_call>"),
+    partial(write_call, "<tool_call>\n{call}\n</tool_call>"),
 )
 
-DEEPSEEK = JSONBlockParser(
+DEEPSEEK = BlockParser(
     "deepseek",
     ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}{{name}}\n```json\n{{arguments}}\n```"
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    partial(
+        write_call,
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}{{name}}\n```json\n{{arguments}}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
     _read_deepseek,
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     inner=(SEP,),
 )
 
 # https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md
-KIMI_K2 = JSONBlockParser(
+KIMI_K2 = BlockParser(
     "kimi_k2",
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
-    "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
-    "<|tool_call_end|><|tool_calls_section_end|>",
+    partial(
+        write_call,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
     read_after(
         re.compile(
             r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
@@ -162,7 +139,11 @@ class MistralParser:
 
 def _read_mistral(raw: str) -> list[ToolCall]:
     if ARGS in raw:
-        return [_read_named(raw)]
+        head, _, body = raw.partition(ARGS)
+        name, _, id_ = (part.strip() for part in head.partition(CALL_ID))
+        if name:
+            return [call_with(name, body, raw, _own_id(id_))]
+        return [call(raw=raw, error=f"the tool's name must stand between {OPEN} and {ARGS}")]
     value, error = read_json(raw.strip())
     if error:
         return [unreadable(raw, error)]
@@ -172,24 +153,16 @@ def _read_mistral(raw: str) -> list[ToolCall]:
         ]
     if not value:
         return [call(raw=raw, error="the list of calls is empty")]
-    return [_with_id(call_of(item, json.dumps(item, ensure_ascii=False)), item) for item in value]
+    return [
+        replace(call_of(item, json.dumps(item, ensure_ascii=False)), id=_own_id(item))
+        for item in value
+    ]
 
 
-def _with_id(found: ToolCall, item: Any) -> ToolCall:
-    return replace(found, id=_mistral_id(item.get("id"))) if isinstance(item, dict) else found
-
-
-def _mistral_id(text: Any) -> str:
+def _own_id(item: Any) -> str:
     """Return the model's own id, which the result must repeat; templates reject all but nine letters and digits."""
+    text = item.get("id") if isinstance(item, dict) else item
     return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9]{9}", text) else ""
-
-
-def _read_named(raw: str) -> ToolCall:
-    head, _, body = raw.partition(ARGS)
-    name, _, id_ = (part.strip() for part in head.partition(CALL_ID))
-    if not name:
-        return call(raw=raw, error=f"the tool's name must stand between {OPEN} and {ARGS}")
-    return call_with(name, body, raw, _mistral_id(id_))
 
 
 MISTRAL = MistralParser()
@@ -218,7 +191,15 @@ class HarmonyParser:
             header, opened, body = part.partition(_MESSAGE)
             recipient = RECIPIENT.search(header)
             if recipient and recipient[1].partition(".")[0] == "functions":
-                calls.append(_read_harmony(recipient[1], opened, body, part))
+                name = recipient[1].partition(".")[2]
+                if not name:
+                    found = call(raw=part, error="the tool's name must follow to=functions.")
+                elif not opened:
+                    error = f"cut off: no {_MESSAGE} and arguments before the turn ended"
+                    found = call(name, raw=part, error=error)
+                else:
+                    found = call_with(name, body, part)
+                calls.append(found)
                 continue
             channel = IN_CHANNEL.search(header) if opened else None
             if channel is not None and channel[1] == "analysis":
@@ -230,17 +211,6 @@ class HarmonyParser:
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps(dict(arguments), ensure_ascii=False)
         return f" to=functions.{name}{_CHANNEL}commentary json{_MESSAGE}{body}"
-
-
-def _read_harmony(recipient: str, opened: str, body: str, raw: str) -> ToolCall:
-    name = recipient.partition(".")[2]
-    if not name:
-        return call(raw=raw, error="the tool's name must follow to=functions.")
-    if not opened:
-        return call(
-            name, raw=raw, error=f"cut off: no {_MESSAGE} and arguments before the turn ended"
-        )
-    return call_with(name, body, raw)
 
 
 HARMONY = HarmonyParser()

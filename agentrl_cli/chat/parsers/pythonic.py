@@ -17,14 +17,15 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import (
     MOST_ARGUMENTS,
+    BlockParser,
     ParsedText,
     call,
     call_of,
-    parse_blocks,
     read_call,
 )
 from agentrl_cli.types import ToolCall, ToolSchema
@@ -55,27 +56,19 @@ class PythonicParser:
         return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
-class LFM2Parser:
-    """`<|tool_call_start|>[f(x=1), g(y='a')]<|tool_call_end|>`, text before and after."""
-
-    name = "lfm2"
-    markers: tuple[str, ...] = ("<|tool_call_start|>", "<|tool_call_end|>")
-
-    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        block = (self.markers[0], self.markers[1])
-        return parse_blocks(text, block, lambda raw: read_list(raw.strip(), unescaped=True))
-
-    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        texts = {
-            k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
-            for k, v in arguments.items()
-        }
-        call = f"[{name}({', '.join(f'{key}={value}' for key, value in texts.items())})]"
-        return f"{self.markers[0]}{call}{self.markers[1]}"
+def _write_lfm2(name: str, arguments: Mapping[str, Any]) -> str:
+    texts = ", ".join(
+        f"{key}={repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in arguments.items()
+    )
+    return f"<|tool_call_start|>[{name}({texts})]<|tool_call_end|>"
 
 
-def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
+def read_list(
+    raw: str, tools: Sequence[ToolSchema] = (), *, unescaped: bool = False
+) -> tuple[ToolCall, ...]:
     """Return the calls of a list. `unescaped`: texts may contain quotes and line breaks as they are."""
+    body = raw.strip()
     try:
         tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -132,7 +125,13 @@ class _Constants(ast.NodeTransformer):
 
 
 LLAMA3_PYTHONIC = PythonicParser()
-LFM2 = LFM2Parser()
+LFM2 = BlockParser(
+    "lfm2",
+    ("<|tool_call_start|>", "<|tool_call_end|>"),
+    _write_lfm2,
+    partial(read_list, unescaped=True),
+)
+"""`<|tool_call_start|>[f(x=1), g(y='a')]<|tool_call_end|>`, text before and after."""
 
 
 TAG = "<|python_tag|>"
@@ -188,7 +187,7 @@ def _read_all(text: str) -> list[ToolCall]:
             ValueError,
             RecursionError,
         ):  # ValueError: not JSON, or a number of thousands of digits
-            return [*calls, read_call(text[position:], KEYS)]
+            return [*calls, read_call(text[position:], keys=KEYS)]
         calls.append(call_of(value, text[position:end], KEYS))
         separator = SEPARATOR.match(text, end)
         position = separator.end() if separator else end

@@ -17,11 +17,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import (
     MOST_ARGUMENTS,
+    BlockParser,
     Markers,
     ParsedText,
     call,
@@ -78,20 +78,19 @@ class TagParser:
         text = self.prepare(text)
         section = next((pair for pair in self.sections if pair[0] in text), None)
         if section is not None and self.join and text.count(section[0]) > 1:
-            text = _one_section(text, section)
-        return parse_blocks(text, self.block, partial(self._read, tools=tools), section)
+            *parts, last = text.split(section[0])
+            heads = [part.partition(section[1]) for part in parts]
+            closed = [head if end else head + section[0] for head, end, _ in heads]
+            text = "".join(closed) + last
+        return parse_blocks(text, self.block, self._read, section, tools)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        pairs = "".join(
-            self.pair.format(key=self.escape(key), value=self._text(value), kind=self.kind(value))
-            for key, value in arguments.items()
-        )
+        pairs = ""
+        for key, value in arguments.items():
+            quoted = isinstance(value, str)
+            text = self.quote(value) if quoted else json.dumps(value, ensure_ascii=False)
+            pairs += self.pair.format(key=self.escape(key), value=text, kind=self.kind(value))
         return self.written.format(name=self.escape(name), arguments=pairs)
-
-    def _text(self, value: Any) -> str:
-        return (
-            self.quote(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        )
 
     def _read(self, raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
         head = self.head.match(raw)
@@ -140,12 +139,6 @@ def _value(match: re.Match[str], tools: Sequence[ToolSchema], name: str, key: st
     if error:
         raise ValueError(f'the value of "{key}" is {error}')
     return value
-
-
-def _one_section(text: str, section: Markers) -> str:
-    *parts, last = text.split(section[0])
-    heads = [part.partition(section[1]) for part in parts]
-    return "".join(head if closed else head + section[0] for head, closed, _ in heads) + last
 
 
 def key_tags(name: str, mark: str = "", after_name: str = "") -> TagParser:
@@ -272,20 +265,11 @@ DEPTH = 64
 """How deep elements may be nested."""
 
 
-class MiniMaxM3Parser:
-    """`<tool_call><invoke name="f"><x>1</x></invoke></tool_call>`, each tag after the namespace's token."""
-
-    name = "minimax_m3"
-    markers: tuple[str, ...] = (NS, *SECTION, *BLOCK)
-
-    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_blocks(text, BLOCK, partial(_read_elements, tools=tools), SECTION)
-
-    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        elements = "".join(
-            f"{NS}<{key}>{_write_element(value)}{NS}</{key}>" for key, value in arguments.items()
-        )
-        return f'{SECTION[0]}\n{BLOCK[0]}{name}">{elements}{BLOCK[1]}\n{SECTION[1]}'
+def _write_elements(name: str, arguments: Mapping[str, Any]) -> str:
+    elements = "".join(
+        f"{NS}<{key}>{_write_element(value)}{NS}</{key}>" for key, value in arguments.items()
+    )
+    return f'{SECTION[0]}\n{BLOCK[0]}{name}">{elements}{BLOCK[1]}\n{SECTION[1]}'
 
 
 def _write_element(value: Any) -> str:
@@ -309,8 +293,7 @@ def _read_elements(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
     )
     schema = {"type": "object", **function.get("parameters", {})}
     try:
-        pieces = _pieces(body)
-        value = _element_value(pieces, schema, "", 0)
+        value = _element_value(_pieces(body), schema, "", 0)
     except ValueError as error:
         return call(name, raw=raw, error=str(error))
     return call(name, value if isinstance(value, dict) else {}, raw=raw)
@@ -340,20 +323,10 @@ def _element_value(
         if kind == "text":
             text += what
         elif kind == "open":
-            properties: Mapping[str, Any] = schema.get("properties", {})
-            inner = (
-                schema.get("items", {})
-                if schema.get("type") == "array"
-                else properties.get(what, {})
-            )
-            items.append(
-                (
-                    what,
-                    _element_value(
-                        pieces, inner if isinstance(inner, Mapping) else {}, what, depth + 1
-                    ),
-                )
-            )
+            listed = schema.get("type") == "array"
+            inner = schema.get("items") if listed else schema.get("properties", {}).get(what)
+            below = inner if isinstance(inner, Mapping) else {}
+            items.append((what, _element_value(pieces, below, what, depth + 1)))
         elif what != inside:
             wanted = f"{NS}</{inside}>" if inside else "the end of the call"
             raise ValueError(
@@ -378,4 +351,5 @@ def _element_value(
     return [item for _, item in items] if listed else dict(items)
 
 
-MINIMAX_M3 = MiniMaxM3Parser()
+MINIMAX_M3 = BlockParser("minimax_m3", BLOCK, _write_elements, _read_elements, SECTION, inner=(NS,))
+"""`<tool_call><invoke name="f"><x>1</x></invoke></tool_call>`, each tag after the namespace's token."""

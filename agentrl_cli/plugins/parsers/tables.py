@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, read_call
-from agentrl_cli.chat.parsers.json_blocks import JSONBlockParser, read_after, write_call
+from agentrl_cli.chat.parsers.base import BlockParser, ParsedText, read_call
+from agentrl_cli.chat.parsers.json_blocks import read_after, write_call
 from agentrl_cli.chat.parsers.tags import TagParser, function_tags, invoke_tags, key_tags
 from agentrl_cli.types import ToolSchema
 
@@ -45,17 +46,21 @@ class GigaChatParser:
 GIGACHAT3 = GigaChatParser("gigachat3", "function call<|role_sep|>\n")
 GIGACHAT3_1 = GigaChatParser("gigachat3_1", "<|function_call|>")
 
-FUNCTIONARY_V31 = JSONBlockParser(
+FUNCTIONARY_V31 = BlockParser(
     "functionary_v31",
     ("<function=", "</function>"),
-    "<function={name}>{arguments}</function>",
+    partial(write_call, "<function={name}>{arguments}</function>"),
     read_after(re.compile(r"(?P<name>[\w.\-]+)>"), "<function=NAME> must begin a call"),
 )
 
-SOLAR = JSONBlockParser(
+SOLAR = BlockParser(
     "solar",
     ("<|tool_call:begin|>", "<|tool_call:end|>"),
-    "<|tool_calls|><|tool_call:begin|>c00000000<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>",
+    partial(
+        write_call,
+        "<|tool_calls|><|tool_call:begin|>c00000000<|tool_call:name|>{name}<|tool_call:args|>{arguments}"
+        "<|tool_call:end|>",
+    ),
     read_after(
         re.compile(r"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]*)<\|tool_call:args\|>"),
         "an id, <|tool_call:name|>, the tool's name and <|tool_call:args|> must stand before the arguments",

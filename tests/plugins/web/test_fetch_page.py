@@ -12,7 +12,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.plugins.web.fetch_page import FetchTool, Refused, _public, html_text
 from agentrl_cli.types import ToolResult
-from tests.helpers.pages import Site, calls, serve_pages
+from tests.helpers.web import Site, calls, serve_pages
 
 
 @pytest.fixture
