@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -117,19 +116,28 @@ def test_an_installation_that_fails_gets_the_line_too(tmp_path: Path) -> None:
     assert "There is no apt-get here" in machine.run(NEED, "bubblewrap").stderr
 
 
-def demo(machine: Machine, *more: str) -> tuple[int, str, Sequence[str]]:
+@pytest.mark.parametrize(
+    ("user", "weak", "code", "text"),
+    [
+        (0, False, 0, "Installing"),
+        (1000, False, 0, LINE),  # it continues without: the level is strong enough
+        (1000, True, 2, LINE),
+    ],
+)
+def test_the_demo_installs_what_it_misses_or_names_it(
+    tmp_path: Path, user: int, weak: bool, code: int, text: str
+) -> None:
+    machine = Machine(tmp_path, user, sudo=False)
     machine.checkout()
-    done = machine.run("make", "demo", *more)
-    return (
-        done.returncode,
-        done.stderr,
-        [call for call in machine.calls if call.startswith("agentrl")],
-    )
-
-
-def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
-    code, said, calls = demo(Machine(tmp_path, 0, sudo=False))
-    assert code == 0 and "Installing" in said and calls == ["agentrl demo demo"]
+    if weak:
+        (tmp_path / "weak").touch()
+    done = machine.run("make", "demo")
+    assert done.returncode == code and text in done.stderr
+    assert [call for call in machine.calls if call.startswith("agentrl")] == ["agentrl demo demo"]
+    assert "WEAK" not in done.stderr, "agentrl names it, where it is the isolation that is missing"
+    if weak:
+        assert "Error 7" in done.stderr and machine.run("make", "demo", "WEAK=1").returncode == 0
+        assert machine.calls[-1] == "agentrl demo demo --yes"
 
 
 def test_the_installation_draws_pip_s_own_bar(tmp_path: Path) -> None:
@@ -140,21 +148,6 @@ def test_the_installation_draws_pip_s_own_bar(tmp_path: Path) -> None:
     assert machine.run("make", "demo").returncode == 0
     (line,) = [call for call in machine.calls if call.startswith("python -m pip install")]
     assert line.endswith("-e .") and not {"-q", "--quiet", "--progress-bar"} & set(line.split())
-
-
-def test_the_demo_continues_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
-    code, said, calls = demo(Machine(tmp_path, 1000, sudo=False))
-    assert code == 0 and LINE in said and calls == ["agentrl demo demo"]
-
-
-def test_the_demo_ends_with_the_line_to_type_where_it_is_not(tmp_path: Path) -> None:
-    (tmp_path / "weak").touch()
-    machine = Machine(tmp_path, 1000, sudo=False)
-    code, said, calls = demo(machine)
-    assert code == 2 and LINE in said and "Error 7" in said and calls == ["agentrl demo demo"]
-    assert "WEAK" not in said, "agentrl itself names it, where it is the isolation that is missing"
-    assert machine.run("make", "demo", "WEAK=1").returncode == 0
-    assert machine.calls[-1] == "agentrl demo demo --yes"
 
 
 def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> None:

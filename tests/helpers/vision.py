@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.tui.common.token_text import byte_of_char
 
 MARKS = {
     "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -83,18 +85,7 @@ def tokenizer_json(tokenizer: ByteTokenizer) -> str:
     """The same vocabulary as a tokenizer.json: a byte-level model without merges."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    known = (
-        [n for n in range(33, 127)] + [n for n in range(161, 173)] + [n for n in range(174, 256)]
-    )
-    chars = {n: chr(n) for n in known}
-    extra = 0
-    for n in range(256):
-        if n not in chars:
-            chars[n] = chr(256 + extra)
-            extra += 1
-    assert set(chars.values()) == set(alphabet)
-    made = Tokenizer(models.BPE({chars[n]: n for n in range(256)}, []))
+    made = Tokenizer(models.BPE(byte_of_char(), []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_tokens([AddedToken(token.text, special=token.special) for token in tokenizer.added])
@@ -125,115 +116,86 @@ EYE: dict[str, Any] = {
 }
 
 
-def _qwen(kind: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Two layers of text, one of vision: 48 thousand weights, large enough that no choice is close."""
-    import transformers
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    tokenizer, auto = byte_tokenizer(), transformers
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-    text = {**TEXT, "vocab_size": tokenizer.vocab_size, "rope_parameters": rope}
-    eyes: dict[str, dict[str, Any]] = {
-        "Qwen2VL": {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
-        "Qwen2_5_VL": {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "window_size": 16,
-                       "fullatt_block_indexes": [0]},
-        "Qwen3VL": {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_position_embeddings": 64,
-                    "deepstack_visual_indexes": [0]},
-    }  # fmt: skip
-    if kind == "Qwen3VL":
-        text |= {"head_dim": 8}
-    vision = {"depth": 1, "num_heads": 2, "patch_size": 4, "initializer_range": 0.15, **eyes[kind]}
-    ids = {f"{name}_token_id": tokenizer.id_of(f"<|{text}|>") for name, text in
-           (("image", "image_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end"))}  # fmt: skip
-    config = getattr(auto, f"{kind}Config")
-    given = config(
-        text_config=text, vision_config=vision, **ids, video_token_id=tokenizer.vocab_size - 1
-    )
-    model = getattr(auto, f"{kind}ForConditionalGeneration")(given)
-    processor: Any = Qwen2VLImageProcessorPil
-    pixels = processor(size={"shortest_edge": 64, "longest_edge": 4096}, patch_size=4)
-    name = {
-        "Qwen2VL": "Qwen2VLProcessor",
-        "Qwen2_5_VL": "Qwen2_5_VLProcessor",
-        "Qwen3VL": "Qwen3VLProcessor",
-    }[kind]
-    return model, pixels, {"processor_class": name}
-
-
-def _gemma() -> tuple[Any, Any, dict[str, Any]]:
-    """Gemma 3: image tokens look at each other in both directions; one layer of two has a window."""
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-    tokenizer = byte_tokenizer()
-    text = {**TEXT, "vocab_size": tokenizer.vocab_size, "head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 8,
-            "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
-    names = {"image_token_id": "<image_soft_token>", "boi_token_index": "<start_of_image>",
-             "eoi_token_index": "<end_of_image>"}  # fmt: skip
-    config: Any = Gemma3Config
-    made: Any = Gemma3ForConditionalGeneration
-    eye = {**EYE, "hidden_size": 16, "image_size": 16, "model_type": "siglip_vision_model"}
-    ids = {name: tokenizer.id_of(token) for name, token in names.items()}
-    model = made(config(text_config=text, vision_config=eye, mm_tokens_per_image=4, **ids))
-    torch.nn.init.normal_(
-        model.model.multi_modal_projector.mm_input_projection_weight, std=0.3
-    )  # zeros otherwise
-    processor: Any = Gemma3ImageProcessorPil
-    pixels = processor(size={"height": 16, "width": 16})
-    return model, pixels, {"processor_class": "Gemma3Processor", "image_seq_length": 4}
-
-
-def _smol() -> tuple[Any, Any, dict[str, Any]]:
-    """SmolVLM: an image is cut into tiles, each with texts around it."""
-    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
-    tokenizer = byte_tokenizer()
-    config: Any = SmolVLMConfig
-    made: Any = SmolVLMForConditionalGeneration
-    text = {**TEXT, "vocab_size": tokenizer.vocab_size, "model_type": "llama"}
-    eye = {**EYE, "hidden_size": 16, "image_size": 16, "initializer_range": 0.15}
-    ids = {"image_token_id": tokenizer.id_of("<image>"), "pad_token_id": 0}
-    model = made(
-        config(
-            text_config=text, vision_config=eye, scale_factor=2, tie_word_embeddings=False, **ids
-        )
-    )
-    processor: Any = SmolVLMImageProcessorPil
-    pixels = processor(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
-    return model, pixels, {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}
-
-
-def _llava() -> tuple[Any, Any, dict[str, Any]]:
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    tokenizer = byte_tokenizer()
-    config: Any = LlavaConfig
-    made: Any = LlavaForConditionalGeneration
-    text = {**TEXT, "vocab_size": tokenizer.vocab_size, "model_type": "llama"}
-    eye = {**EYE, "num_hidden_layers": 2, "hidden_size": 16, "image_size": 16, "projection_dim": 16,
-           "model_type": "clip_vision_model"}  # fmt: skip
-    ids = {"image_token_id": tokenizer.id_of("<image>"), "image_seq_length": 16}
-    model = made(config(text_config=text, vision_config=eye, **ids))
-    processor: Any = CLIPImageProcessorPil
-    pixels = processor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    rule = {
-        "patch_size": 4,
-        "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1,
-    }
-    return model, pixels, {"processor_class": "LlavaProcessor", **rule}
-
-
-FAMILIES: dict[str, tuple[Any, str]] = {
-    "Qwen2-VL": (lambda: _qwen("Qwen2VL"), "qwen"),
-    "Qwen2.5-VL": (lambda: _qwen("Qwen2_5_VL"), "qwen"),
-    "Qwen3-VL": (lambda: _qwen("Qwen3VL"), "qwen"),
-    "Gemma 3": (_gemma, "gemma"),
-    "SmolVLM": (_smol, "image"),
-    "LLaVA": (_llava, "image"),
+QWEN: dict[str, Any] = {
+    "processor": "qwen2_vl:Qwen2VLImageProcessorPil",
+    "text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [1, 1, 2],
+            "rope_theta": 10000.0,
+        }
+    },
+    "eye": {"depth": 1, "num_heads": 2, "patch_size": 4, "initializer_range": 0.15},
+    "ids": {
+        "image_token_id": "<|image_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+        "video_token_id": "</think>",
+    },
+    "pixels": {"size": {"shortest_edge": 64, "longest_edge": 4096}, "patch_size": 4},
 }
+NEWER = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2-VL": QWEN
+    | {
+        "kind": "Qwen2VL",
+        "eye": QWEN["eye"] | {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
+    },
+    "Qwen2.5-VL": QWEN
+    | {
+        "kind": "Qwen2_5_VL",
+        "eye": QWEN["eye"] | NEWER | {"window_size": 16, "fullatt_block_indexes": [0]},
+    },
+    "Qwen3-VL": QWEN
+    | {
+        "kind": "Qwen3VL",
+        "text": QWEN["text"] | {"head_dim": 8},
+        "eye": QWEN["eye"]
+        | NEWER
+        | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+    },
+    # Image tokens look at each other in both directions; one layer of two has a window.
+    "Gemma 3": {
+        "kind": "Gemma3",
+        "mark": "gemma",
+        "processor": "gemma3:Gemma3ImageProcessorPil",
+        "text": {"head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 8}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        "eye": EYE | {"hidden_size": 16, "image_size": 16, "model_type": "siglip_vision_model"},
+        "ids": {"image_token_id": "<image_soft_token>", "boi_token_index": "<start_of_image>"}
+        | {"eoi_token_index": "<end_of_image>"},
+        "config": {"mm_tokens_per_image": 4},
+        "pixels": {"size": {"height": 16, "width": 16}},
+        "settings": {"image_seq_length": 4},
+    },
+    # An image is cut into tiles, each with texts around it.
+    "SmolVLM": {
+        "kind": "SmolVLM",
+        "mark": "image",
+        "processor": "smolvlm:SmolVLMImageProcessorPil",
+        "text": {"model_type": "llama"},
+        "eye": EYE | {"hidden_size": 16, "image_size": 16, "initializer_range": 0.15},
+        "ids": {"image_token_id": "<image>"},
+        "config": {"pad_token_id": 0, "scale_factor": 2, "tie_word_embeddings": False},
+        "pixels": {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
+        "settings": {"image_seq_len": 4},
+    },
+    "LLaVA": {
+        "kind": "Llava",
+        "mark": "image",
+        "processor": "clip:CLIPImageProcessorPil",
+        "text": {"model_type": "llama"},
+        "eye": EYE
+        | {"num_hidden_layers": 2, "hidden_size": 16, "image_size": 16, "projection_dim": 16}
+        | {"model_type": "clip_vision_model"},
+        "ids": {"image_token_id": "<image>"},
+        "config": {"image_seq_length": 16},
+        "pixels": {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}},
+        "settings": {"patch_size": 4, "vision_feature_select_strategy": "default"}
+        | {"num_additional_image_tokens": 1},
+    },
+}
+"""Two layers of text, one of vision: 48 thousand weights, large enough that no choice is close."""
 EXTRA = {
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",
@@ -243,10 +205,24 @@ EXTRA = {
 
 def vision_folder(folder: Path, family: str = "Qwen2-VL") -> Path:
     """A model's folder."""
-    make, mark = FAMILIES[family]
+    import transformers
+
+    given = FAMILIES[family]
+    kind, tokenizer = given["kind"], byte_tokenizer(MARKS[given.get("mark", "qwen")])
+    module, _, processor = given["processor"].partition(":")
+    place = f"transformers.models.{module}.image_processing_pil_{module}"
     torch.manual_seed(0)
-    model, pixels, settings = make()
-    tokenizer = byte_tokenizer(MARKS[mark])
+    config = getattr(transformers, f"{kind}Config")(
+        text_config={**TEXT, "vocab_size": tokenizer.vocab_size, **given["text"]},
+        vision_config=given["eye"],
+        **{name: tokenizer.id_of(text) for name, text in given["ids"].items()},
+        **given.get("config", {}),
+    )
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    if kind == "Gemma3":  # zeros otherwise
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
+    pixels = getattr(import_module(place), processor)(**given["pixels"])
+    settings = {"processor_class": f"{kind}Processor", **given.get("settings", {})}
     model.eval().save_pretrained(folder)
     pixels.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -1,13 +1,21 @@
-"""A small HTTP server for tests: one function answers every request with JSON."""
+"""Small HTTP servers for tests, of JSON and of pages; one call of a tool; a headless browser."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from agentrl_cli.tools import Tool, ToolContext
+from agentrl_cli.types import Task, ToolResult
 
 Answer = Callable[[str, Any], Any]
 """Of a path and the JSON value that was sent (None for GET): a value for JSON, or a status with a value."""
@@ -15,7 +23,7 @@ Answer = Callable[[str, Any], Any]
 
 @contextmanager
 def served(answer: Answer) -> Iterator[str]:
-    """The address of a server on this machine, without a slash at its end."""
+    """The address of a server on this machine that answers JSON, without a slash at its end."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -38,7 +46,12 @@ def served(answer: Answer) -> Iterator[str]:
         def log_message(self, *args: Any) -> None:
             """Nothing: stderr belongs to the tests."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
+
+
+@contextmanager
+def _running(server: ThreadingHTTPServer) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -53,3 +66,81 @@ def completion(text: str, **more: Any) -> dict[str, Any]:
     """A chat completion that says `text`."""
     message = {"role": "assistant", "content": text}
     return {"choices": [{"message": message, "finish_reason": "stop", "index": 0}], **more}
+
+
+async def calls(tool: Tool, *arguments: dict[str, Any], **row: Any) -> list[ToolResult]:
+    """One episode's calls."""
+    context = ToolContext(task=Task("p/1", "p", "", "train", (), row))
+    state = await tool.create(context)
+    try:
+        return [await tool.call(state, one) for one in arguments]
+    finally:
+        await tool.release(state)
+
+
+class Site:
+    """Pages by path: (status, headers, body), or a function that writes by itself."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        self.seen: list[tuple[str, str, bytes]] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.seen.append((self.command, self.path, b""))
+                self.answer()
+
+            def do_POST(self) -> None:
+                site.seen.append(
+                    ("POST", self.path, self.rfile.read(int(self.headers["Content-Length"])))
+                )
+                self.answer()
+
+            def answer(self) -> None:
+                status, headers, body = site.pages.get(self.path, (404, {}, b"missing"))
+                self.send_response(status)
+                for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
+                    self.send_header(key, value)
+                self.send_header(
+                    "Content-Length", str(1 << 20 if self.path == "/endless" else len(body))
+                )
+                self.end_headers()
+                try:
+                    self.wfile.write(body)
+                    while self.path == "/endless":
+                        time.sleep(0.02)
+                        self.wfile.write(b"x")
+                except OSError:
+                    self.close_connection = True  # the client had enough
+
+            def log_message(self, *args: Any) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serve_pages() -> Iterator[Site]:
+    made = Site()
+    with _running(made.server):
+        yield made
+
+
+BROWSERS = (
+    "chromium",
+    "chromium-headless-shell",
+    "chromium-browser",
+    "google-chrome",
+    "chrome-headless-shell",
+)
+
+
+def browser(folder: Path) -> list[str]:
+    """The command that starts one without a window, its profile in `folder`; skips the test if none is installed."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    return [found, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]

@@ -18,8 +18,8 @@ from agentrl_cli.store import Store
 from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.types import Origin, Outcome, RewardPart, ToolResult
 from tests.helpers import tui_demo as demo
-from tests.helpers.browser import browser
 from tests.helpers.cli import Cli
+from tests.helpers.web import browser
 
 HOSTILE = (
     "</script></pre></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -768,7 +768,7 @@ def test_the_example_for_pandas_reads_an_episode(
 def test_rows_of_sqlite_and_what_was_never_stored(store: Store) -> None:
     write(store, episode := random_episode(np.random.default_rng(1)))
     cursor = store.conn.cursor()
-    cursor.row_factory = sqlite3.Row  # type: ignore[assignment]  # its types know functions alone
+    cursor.row_factory = sqlite3.Row
     rows = [read_tokens(row) for row in cursor.execute("SELECT * FROM turn_tokens ORDER BY idx")]
     tokens = episode.tokens
     for name in ("top_ids", "top_logps", "entropy", "logp_sampled"):

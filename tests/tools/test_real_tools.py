@@ -17,7 +17,7 @@ from agentrl_cli.tools.search import SearchTool, pieces, read_documents
 from agentrl_cli.tools.sql import SqlTool, open_database
 from agentrl_cli.types import Task, ToolResult
 from tests.helpers.growth import exponent
-from tests.helpers.pages import Site, calls, serve_pages
+from tests.helpers.web import Site, calls, serve_pages
 
 SHOP = "CREATE TABLE item (name TEXT, price REAL); INSERT INTO item VALUES ('pen', 1.5), ('cup', 4), ('hat', NULL);"
 
