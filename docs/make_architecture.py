@@ -41,7 +41,7 @@ WALKS = (
             "inference/policy.py:LocalPolicy.generate",
             "inference/serving_loop.py:ServingLoop.add",
             "inference/engine.py:PagedEngine.step",
-            "inference/scheduler.py:Scheduler.begin",
+            "inference/engine.py:Scheduler.begin",
             "inference/model_runner.py:ModelRunner.prefill",
             "inference/attention.py:PrefillView.attend",
             "inference/sampler.py:sample",

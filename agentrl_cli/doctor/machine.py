@@ -22,8 +22,8 @@ from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.sandbox import check_isolation
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.models.openmp import cores
+from agentrl_cli.models.unusable import find_obstacle
 from agentrl_cli.paths import bundled_model, is_bundled, pack_names
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM

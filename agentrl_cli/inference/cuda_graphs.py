@@ -65,23 +65,17 @@ class CudaCapture:
                 ):
                     step()
         except RuntimeError:
-            self._free_generator()
+            # A capture that failed keeps the state of the device's random numbers in some releases of torch, and
+            # dropout would raise "Offset increment outside graph capture" from then on. A copy is not shared.
+            number = self._device.index
+            number = cuda.current_device() if number is None else number
+            generator = cuda.default_generators[number]
+            generator.graphsafe_set_state(generator.clone_state())
             raise
         finally:
             here.wait_stream(self._stream)
         replay: Step = graph.replay
         return replay
-
-    def _free_generator(self) -> None:
-        """Give the device's random numbers back: a capture that failed keeps their state in some releases of torch.
-
-        Dropout would raise "Offset increment outside graph capture" from then on. A copy of the state is not shared.
-        """
-        number = self._device.index
-        generator = self._cuda.default_generators[
-            self._cuda.current_device() if number is None else number
-        ]
-        generator.graphsafe_set_state(generator.clone_state())
 
 
 @dataclass(slots=True)

@@ -197,10 +197,6 @@ class KVCache:
         self._extend(table, len(ids))
         return table, start
 
-    def lacks(self, request: TokenSequence) -> bool:
-        """Whether a running request's newest token has no block yet."""
-        return len(request.block_table) * BLOCK < request.length
-
     def reserve(self, request: TokenSequence) -> bool:
         """Return a block for each position of a running request. False if memory is short."""
         if not self.make_room(blocks(request.length) - len(request.block_table)):

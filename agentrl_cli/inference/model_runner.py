@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.attention import PrefillView, View
-from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_attention
+from agentrl_cli.inference.attention import NAME, PrefillView, View, attention_in, paged_attention
 from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.inference.decode_attention import DecodeView, Tables
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
@@ -22,9 +21,9 @@ from agentrl_cli.inference.llama_step import LlamaStep, is_llama
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.inference.sampling_weights import SamplingWeights, linear_layers
-from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.inference.tolerance import TOLERANCE, logp_difference
 from agentrl_cli.models.adapter import eval_mode, short, transformer
+from agentrl_cli.models.unusable import find_obstacle
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Int32
 

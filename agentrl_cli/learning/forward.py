@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
-from agentrl_cli.inference.attention_hook import attention_in, make_change_error
+from agentrl_cli.inference.attention import attention_in, make_change_error
 from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.tolerance import TOLERANCE, difference

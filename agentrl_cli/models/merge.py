@@ -153,24 +153,20 @@ def _card(
 ) -> str:
     """Return README.md: the model's kind, training, evaluations, and how to load it."""
     row, step = _origin(name, store)
-    base = row.model if row is not None else None
-    head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    if (
-        base is not None
-        and base.count("/") == 1
-        and not Path(base).exists()
-        and base[0] not in "./~"
-    ):
-        head.append(f"base_model: {base}")
-    head += ["tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""]
-    lines = [f"# {name}", ""]
+    base = "" if row is None else str(row.model)
+    hub = base.count("/") == 1 and base[0] not in "./~" and not Path(base).exists()
     how = "an adapter merged into its base" if adapter else "full weights"
-    lines += [f"A causal language model that calls tools, written by AgentRL: {how}, {dtype}.", ""]
+    made = [f"Made from `{source.name}`.", ""]
     if row is not None and store is not None:
-        lines += _training(row, step) + _list_evals(_evals(store, row, step))
-    else:
-        lines += [f"Made from `{source.name}`.", ""]
-    lines += [
+        made = [*_training(row, step), *_list_evals(_evals(store, row, step))]
+    lines = [
+        *("---", "library_name: transformers", "pipeline_tag: text-generation"),
+        *[f"base_model: {base}"] * hub,
+        *("tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""),
+        *(f"# {name}", ""),
+        f"A causal language model that calls tools, written by AgentRL: {how}, {dtype}.",
+        "",
+        *made,
         "## Use",
         "",
         "```python",
@@ -182,8 +178,9 @@ def _card(
         "```",
         "",
         "Tools are described to it, and called by it, in the format of the chat template in this folder.",
+        "",
     ]
-    return "\n".join([*head, *lines, ""])
+    return "\n".join(lines)
 
 
 def _training(row: RunRow, step: int) -> list[str]:

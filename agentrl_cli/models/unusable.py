@@ -1,4 +1,7 @@
-"""Model folders that cannot be trained, each with what to do: found by their files, before anything is loaded."""
+"""Model folders that cannot be trained, each with what to do, and models that the paged engine may not serve.
+
+Found by their files, before anything is loaded; importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ GENERATES = (
     "LMModel",
 )
 """How the names of classes end that can generate text."""
+KINDS = {"full_attention", "sliding_attention"}
+"""Layers whose state is plain keys and values: the paged engine may serve them."""
 _POINTER = b"version https://git-lfs.github.com"
 
 
@@ -69,3 +74,19 @@ def advice(config: Mapping[str, Any], error: BaseException) -> str:
     if "does not recognize this architecture" in str(error):
         return "A newer transformers may know it: pip install -U agentrl-cli transformers."
     return "Is the folder complete (config.json, model.safetensors)? Copy or download it again."
+
+
+def find_obstacle(config: Mapping[str, Any]) -> str:
+    """Return why the fallback samples from a model with this text configuration; empty if the paged engine may.
+
+    The engine compares its numbers with the model's own when it is made, so the last word is said then.
+    """
+    kinds = set(config.get("layer_types") or ()) - KINDS
+    if kinds:
+        return f"it has layers of the kind {sorted(kinds)[0]}"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if "mrope_section" in rope:
+        return "its positions are three-dimensional"
+    if config.get("kv_lora_rank"):
+        return "its attention keeps a latent, not keys and values"
+    return ""

@@ -14,8 +14,7 @@ from torch import Tensor
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
-from agentrl_cli.inference.attention import PrefillView, View, explicit_attention
-from agentrl_cli.inference.attention_hook import paged_attention
+from agentrl_cli.inference.attention import PrefillView, View, explicit_attention, paged_attention
 from agentrl_cli.inference.decode_batch import MEMBERS, decode_batch
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, NotServed

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl_cli.inference.engine import Scheduler
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache
 from agentrl_cli.inference.request import Request, TokenSequence
-from agentrl_cli.inference.scheduler import Scheduler
 from agentrl_cli.types import Int32, Sampling
 
 SHARED = 2 * BLOCK + 10
