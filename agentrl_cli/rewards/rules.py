@@ -54,14 +54,16 @@ def contains(episode: Episode, ctx: RewardContext) -> Scored:
     wanted = _find_expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
     numbers = {number.replace(",", "") for number in _NUMBER.findall(ctx.final_text)}
-    lost = [t for t in texts if not _occurs(t, ctx.final_text, numbers)]
+    lost = [
+        text
+        for text in texts
+        if not (
+            any(same_number(number, text) for number in numbers)
+            if _NUMBER.fullmatch(text)
+            else text.casefold() in ctx.final_text.casefold()
+        )
+    ]
     return ctx.part(float(not lost), f"missing {', '.join(lost)}" if lost else "")
-
-
-def _occurs(wanted: str, text: str, numbers: set[str]) -> bool:
-    if _NUMBER.fullmatch(wanted):
-        return any(same_number(number, wanted) for number in numbers)
-    return wanted.casefold() in text.casefold()
 
 
 async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:

@@ -77,7 +77,12 @@ class Attempt:
             try:
                 with waiting("an episode", self.transcript.episode.id):
                     async with self.clock:
-                        await self._trace()
+                        event = {"task": self.job.task, "run": self.context.run}
+                        hooks = self.context.hooks
+                        await hooks.call("on_rollout_start", **event)
+                        await hooks.call("on_trace_start", **event)
+                        await self.play()
+                        await hooks.call("on_trace_end", rollout=self.transcript.so_far(), **event)
                         rewards = await self.grade()
             finally:
                 with waiting("the closing", self.transcript.episode.id):
@@ -113,13 +118,6 @@ class Attempt:
         if primary >= 1.0:
             return Outcome.SOLVED, "", rewards
         return self.cut or Outcome.FAILED, self.reason, rewards
-
-    async def _trace(self) -> None:
-        event = {"task": self.job.task, "run": self.context.run}
-        await self.context.hooks.call("on_rollout_start", **event)
-        await self.context.hooks.call("on_trace_start", **event)
-        await self.play()
-        await self.context.hooks.call("on_trace_end", rollout=self.transcript.so_far(), **event)
 
     async def play(self) -> None:
         """Make the turns. Leaves the episode in `transcript`, and in `cut` and `reason` what ended it early."""

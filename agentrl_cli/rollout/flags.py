@@ -20,6 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -44,7 +45,6 @@ LOOP_PERIOD = 32
 LOOP_TOKENS = 32
 """A turn that ends in so many tokens of repetition (four rounds at least) loops."""
 
-_BAD_ARGUMENTS = {"bad_arguments", "unknown_tool"}
 TOOL_FAULTS = {"exception", "timeout", "memory"}
 """Errors of a call that fit its schema: the tool failed, whatever it was asked."""
 _CUT = {Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.TOO_LONG}
@@ -103,18 +103,13 @@ def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode],
     return over_branches
 
 
-def _tool_fault(episode: Episode) -> Iterator[Flag]:
-    failed = [item for item in _pair_results(episode) if item[2].error in TOOL_FAULTS]
+def _failed_calls(flag: str, errors: set[str], said: str, episode: Episode) -> Iterator[Flag]:
+    """Yield a flag for calls that have one of some errors; `said` has places for {name}, {count} and {text}."""
+    failed = [item for item in _pair_results(episode) if item[2].error in errors]
     for turn, call, result in failed:
         name = call.name if call else "a tool"
-        yield Flag("TOOLFAIL", f"{name} failed {len(failed)}×: {short(result.text)}", turn.index)
-
-
-def _bad_arguments(episode: Episode) -> Iterator[Flag]:
-    bad = [item for item in _pair_results(episode) if item[2].error in _BAD_ARGUMENTS]
-    for turn, call, result in bad:
-        name = call.name if call else "a tool"
-        yield Flag("BADARG", f"{len(bad)}×, first {name}: {short(result.text)}", turn.index)
+        text = said.format(name=name, count=len(failed), text=short(result.text))
+        yield Flag(flag, text, turn.index)
 
 
 def _no_tool(episode: Episode) -> Iterator[Flag]:
@@ -129,7 +124,8 @@ def _loop(episode: Episode) -> Iterator[Flag]:
     for turn, call, result in _pair_results(episode):
         if call is None:
             continue
-        same = f"{call.name} {_arguments(call)}"
+        given = json.dumps(call.arguments, sort_keys=True, default=str)
+        same = f"{call.name} {call.raw if call.arguments is None else given}"
         counts[same] += 1
         if counts[same] == LOOP_CALLS or last == (same, result.text):
             yield Flag("LOOP", f"{counts[same]}× {short(same)}", turn.index)
@@ -201,14 +197,9 @@ def _mask(episode: Episode) -> Iterator[Flag]:
             yield Flag("MASK", f"{count} tokens of a {turn.role} turn count as sampled", turn.index)
     bare = np.flatnonzero(sampled & np.isnan(tokens.logp_policy))
     if len(bare):
-        turn_of = next(
-            (turn.index for turn in episode.turns if turn.start <= bare[0] < turn.end), None
-        )
-        yield Flag(
-            "MASK",
-            f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}",
-            turn_of,
-        )
+        text = f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}"
+        places = (turn.index for turn in episode.turns if turn.start <= bare[0] < turn.end)
+        yield Flag("MASK", text, next(places, None))
 
 
 def _check_divergence(episode: Episode) -> Iterator[Flag]:
@@ -231,8 +222,13 @@ def _check_divergence(episode: Episode) -> Iterator[Flag]:
 
 
 RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
-    "TOOLFAIL": _tool_fault,
-    "BADARG": _bad_arguments,
+    "TOOLFAIL": partial(_failed_calls, "TOOLFAIL", TOOL_FAULTS, "{name} failed {count}×: {text}"),
+    "BADARG": partial(
+        _failed_calls,
+        "BADARG",
+        {"bad_arguments", "unknown_tool"},
+        "{count}×, first {name}: {text}",
+    ),
     "NOTOOL": _no_tool,
     "LOOP": _by_branch(_loop),
     "TRUNC": _check_truncation,
@@ -241,14 +237,6 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "DIVERGED": _check_divergence,
     "MASK": _mask,
 }
-
-
-def _arguments(call: ToolCall) -> str:
-    return (
-        call.raw
-        if call.arguments is None
-        else json.dumps(call.arguments, sort_keys=True, default=str)
-    )
 
 
 def short(text: str, most: int = 80) -> str:

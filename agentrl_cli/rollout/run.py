@@ -138,7 +138,10 @@ class Rollout:
                 else workers.attempt(job, self.context)
             )
         finally:
-            self._commit_soon()
+            # It is committed within `TOGETHER` seconds, with those that end meanwhile.
+            if self.context.store is not None and self._committing is None:
+                loop = asyncio.get_running_loop()
+                self._committing = loop.call_later(TOGETHER, self._commit)
         self._count(found)
         return found.episode
 
@@ -163,21 +166,13 @@ class Rollout:
             )
             self._alert("parser", self.foreign)
 
-    def _commit_soon(self) -> None:
-        """An episode has ended: it is committed within `TOGETHER` seconds, with those that end meanwhile."""
-        if self.context.store is not None and self._committing is None:
-            self._committing = asyncio.get_running_loop().call_later(TOGETHER, self._commit)
-
     def _commit(self) -> None:
         self._committing = None
-        store = self.context.store
-        if store is not None:
-            try:
-                store.flush_ended()
-            except (
-                StoreError
-            ) as error:  # the event loop calls this: an episode's next write raises it
-                store.postpone(error)
+        assert self.context.store is not None
+        try:
+            self.context.store.flush_ended()
+        except StoreError as error:  # the event loop calls this: an episode's next write raises it
+            self.context.store.postpone(error)
 
     def _label(self) -> None:
         """Report once, among a run's events and alerts, that its code is not isolated."""

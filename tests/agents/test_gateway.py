@@ -22,14 +22,13 @@ from agentrl_cli.agents.runners.remote import Board
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overlaps
-from agentrl_cli.errors import PolicyError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.types import Generation, Sampling
+from agentrl_cli.types import Sampling
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
 from tests.helpers.chat import schema
-from tests.helpers.gateway import CHAT, MODEL, World, call, served, session_of, world_of
+from tests.helpers.gateway import CHAT, MODEL, Held, World, call, served, session_of, world_of
 from tests.helpers.train import write_model
 
 ADD = schema("add", {"a": "number"})
@@ -267,21 +266,8 @@ async def streamed(world: World, path: str, seen: asyncio.Event) -> str:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_slow_stream_is_kept_alive_and_a_late_error_is_an_event(path: str) -> None:
-    class Held(ScriptedPolicy):
-        """Answers, or fails, when it is let go."""
-
-        def __init__(self, fails: bool) -> None:
-            super().__init__(["Late."], CHAT.tokenizer)
-            self.fails, self.open = fails, asyncio.Event()
-
-        async def generate(self, *given: Any, **more: Any) -> Generation:
-            await self.open.wait()
-            if self.fails:
-                raise PolicyError("The model could not generate.")
-            return await super().generate(*given, **more)
-
-    for fails, wanted in ((False, "Late."), (True, "could not generate")):
-        policy = Held(fails)
+    for fails, wanted in ((False, "Number 1."), (True, "could not generate")):
+        policy = Held(fails=fails)
         world = world_of(policy=policy, keep_alive=0.01)
         text = await streamed(world, path, policy.open)
         assert text.startswith(": keep-alive\n\n") and wanted in text
@@ -348,32 +334,18 @@ async def test_a_training_opens_its_keys_itself() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
-    class Held(ScriptedPolicy):
-        """Never answers the first request."""
-
-        begun, stopped = asyncio.Event(), asyncio.Event()
-
-        async def generate(self, *given: Any, **more: Any) -> Generation:
-            if self.begun.is_set():
-                return await super().generate(*given, **more)
-            self.begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.stopped.set()
-            raise AssertionError
-
-    policy = Held(lambda key, ids: "x", CHAT.tokenizer)
+    policy = Held()
     async with (
         served(world_of(policy=policy, keep_alive=0.05)) as world,
         httpx2.AsyncClient(timeout=None) as client,
     ):
         url = f"{world.base('k')}/chat/completions"
         asked = asyncio.create_task(client.post(url, json={"messages": HI, "stream": stream}))
-        await policy.begun.wait()
+        await policy.until(1)
         await asyncio.sleep(0.1)  # a stream has begun by now
         asked.cancel()
-        await policy.stopped.wait()
+        await policy.until(1, cancelled=1)
+        policy.open.set()
         assert (await client.post(url, json={"messages": HI})).status_code == 200
         trace = await world.end("k")
     assert trace.calls == 1 and len(trace.turns) == 2

@@ -16,34 +16,11 @@ from agentrl_cli.agents.gateway.tree import ROOT
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Generation, Origin
 from tests.helpers.chat import schema
-from tests.helpers.gateway import CHAT, call, session_of
+from tests.helpers.gateway import CHAT, Held, call, session_of
 
 
 def ask(messages: Any = ({"role": "user", "content": "Hi."},), **more: Any) -> ModelRequest:
     return chat.parse({"messages": list(messages), **more})
-
-
-class Slow(ScriptedPolicy):
-    """Answers when it is let go; counts what it began and what was cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda key, ids: f"Number {self.begun}.", CHAT.tokenizer)
-        self.begun = self.cancelled = 0
-        self.open = asyncio.Event()
-
-    async def generate(self, *given: Any, **more: Any) -> Generation:
-        self.begun += 1
-        try:
-            await self.open.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        return await super().generate(*given, **more)
-
-    async def until(self, begun: int) -> None:
-        """Wait until it has begun so many: a request is read in another thread first."""
-        while self.begun < begun:
-            await asyncio.sleep(0.001)
 
 
 async def test_a_retry_is_answered_from_what_is_stored() -> None:
@@ -56,7 +33,7 @@ async def test_a_retry_is_answered_from_what_is_stored() -> None:
 
 
 async def test_equal_requests_in_flight_are_one() -> None:
-    policy = Slow()
+    policy = Held()
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
     others = [
@@ -75,7 +52,7 @@ async def test_equal_requests_in_flight_are_one() -> None:
 
 
 async def test_sampling_stops_when_the_last_client_leaves() -> None:
-    policy = Slow()
+    policy = Held()
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
     await policy.until(1)
@@ -94,7 +71,7 @@ async def test_sampling_stops_when_the_last_client_leaves() -> None:
 
 
 async def test_after_the_end_every_call_is_refused_even_one_in_flight() -> None:
-    policy = Slow()
+    policy = Held()
     sessions = Sessions(lambda key: session_of(policy, key))
     flying = asyncio.create_task(sessions.find("a").complete(ask()))
     await policy.until(1)

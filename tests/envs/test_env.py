@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,23 +40,28 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(f"c-{name}", name, arguments, "")
 
 
+@asynccontextmanager
+async def opened(*tools: Any, task: Task = TASK, **more: Any) -> AsyncIterator[ToolEnv]:
+    """An environment that has begun."""
+    env = ToolEnv([as_tool(tool) for tool in tools], **more)
+    assert await env.reset(task) == list(task.prompt)
+    yield env
+    await env.close()
+
+
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
 async def test_tools_answer_calls_and_a_turn_without_one_ends() -> None:
-    env = ToolEnv([as_tool(add)])
-    assert (
-        await env.reset(TASK) == list(TASK.prompt) and env.schemas[0]["function"]["name"] == "add"
-    )
-    step = await env.step(turn(call("add", a=2, b=3)))
-    assert step.messages == [
-        {"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}
-    ]
-    assert not step.terminated and step.reward is None
-    last = await env.step(turn(content="5"))
-    assert last.terminated and last.messages == ()
-    assert await env.rewards() == ()
-    await env.close()
+    async with opened(add) as env:
+        assert env.schemas[0]["function"]["name"] == "add"
+        step = await env.step(turn(call("add", a=2, b=3)))
+        assert step.messages == [
+            {"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}
+        ]
+        assert not step.terminated and step.reward is None
+        last = await env.step(turn(content="5"))
+        assert last.terminated and last.messages == () and await env.rewards() == ()
 
 
 async def test_tools_run_at_the_same_time() -> None:
@@ -69,11 +76,9 @@ async def test_tools_run_at_the_same_time() -> None:
         running -= 1
         return "waited"
 
-    env = ToolEnv([as_tool(wait)], max_parallel_calls=3)
-    await env.reset(TASK)
-    step = await env.step(turn(*(ToolCall(f"c{n}", "wait", {}, "") for n in range(4))))
+    async with opened(wait, max_parallel_calls=3) as env:
+        step = await env.step(turn(*(ToolCall(f"c{n}", "wait", {}, "") for n in range(4))))
     assert most == 3 and [r.error for r in step.results] == [None, None, None, "too_many_calls"]
-    await env.close()
 
 
 class Opened(Tool):
@@ -123,33 +128,28 @@ async def test_where_the_sandbox_fails_the_other_calls_end_before_the_session_is
         done.append(text)
         return text
 
-    env = ToolEnv([as_tool(broken), as_tool(slow)])
-    await env.reset(TASK)
-    with pytest.raises(SandboxFault, match="died"):
-        await env.step(turn(call("broken", text="a"), call("slow", text="b")))
-    assert done == ["b"]
-    await env.close()
+    async with opened(broken, slow) as env:
+        with pytest.raises(SandboxFault, match="died"):
+            await env.step(turn(call("broken", text="a"), call("slow", text="b")))
+        assert done == ["b"]
 
 
 async def test_a_tool_can_end_the_episode_and_have_an_opinion() -> None:
     seen: list[str] = []
-    env = ToolEnv([Opened("done", seen), Opened("silent", seen)])
-    await env.reset(TASK)
-    step = await env.step(turn(call("silent"), call("done")))
-    assert step.terminated and [result.text for result in step.results] == ["silent", "done"]
-    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
-        ("tool:done", 0.5, 0.0)
-    ]
-    await env.close()
+    async with opened(Opened("done", seen), Opened("silent", seen)) as env:
+        step = await env.step(turn(call("silent"), call("done")))
+        assert step.terminated and [result.text for result in step.results] == ["silent", "done"]
+        assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
+            ("tool:done", 0.5, 0.0)
+        ]
     assert seen == ["create done", "create silent", "release done", "release silent"]
 
 
 async def test_one_that_does_not_close_does_not_keep_the_others() -> None:
     seen: list[str] = []
-    env = ToolEnv([Opened("a", seen, broken=True), Opened("b", seen)])
-    await env.reset(TASK)
     with pytest.raises(EnvError, match="it does not close"):
-        await env.close()
+        async with opened(Opened("a", seen, broken=True), Opened("b", seen)):
+            pass
     assert seen[-2:] == ["release a", "release b"]
 
 
@@ -176,34 +176,23 @@ class Session:
 
 
 async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> None:
-    sessions: list[Session] = []
+    session, opens = Session(), list[int]()
 
     async def open_session() -> Session:
-        sessions.append(Session())
-        return sessions[-1]
-
-    env = ToolEnv([as_tool(add)], open_session=open_session, setup="x = 1")
-    await env.reset(TASK)
-    await env.step(turn(call("add", a=1, b=1)))
-    assert sessions == []  # not needed
-    first, second = await asyncio.gather(env.context.session(), env.context.session())
-    assert first is second is sessions[0] and first.cells == ["x = 1"]
-    await env.close()
-    assert len(sessions) == 1 and sessions[0].closed == 1
-
-
-async def test_a_set_up_that_fails_is_an_error_of_the_task() -> None:
-    session = Session(ok=False)
-
-    async def open_session() -> Session:
+        opens.append(1)
         return session
 
-    env = ToolEnv([], open_session=open_session, setup="nope")
-    await env.reset(TASK)
-    with pytest.raises(EnvError, match="NameError: nope"):
-        await env.context.session()
-    assert session.closed == 1
-    await env.close()
+    async with opened(add, open_session=open_session, setup="x = 1") as env:
+        await env.step(turn(call("add", a=1, b=1)))
+        assert opens == []  # not needed
+        first, second = await asyncio.gather(env.context.session(), env.context.session())
+        assert first is second is session and session.cells == ["x = 1"]
+    assert opens == [1] and session.closed == 1
+    session.ok = False
+    async with opened(open_session=open_session, setup="nope") as env:
+        with pytest.raises(EnvError, match="NameError: nope"):
+            await env.context.session()
+        assert session.closed == 2
 
 
 # --- a simulated user ------------------------------------------------------------------------------------------------
@@ -229,10 +218,12 @@ class Patient:
 
 async def test_a_simulated_user_is_asked_when_no_tool_is_called() -> None:
     user = Patient()
-    env = ToolEnv([as_tool(add)], interaction=user)
-    await env.reset(TASK)
-    await env.step(turn(call("add", a=1, b=2)))
-    steps = [await env.step(turn(content=f"{n}")) for n in range(3)]
+    async with opened(add, interaction=user) as env:
+        await env.step(turn(call("add", a=1, b=2)))
+        steps = [await env.step(turn(content=f"{n}")) for n in range(3)]
+        assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
+            ("interaction", 1.0, 0.0)
+        ]
     assert [step.terminated for step in steps] == [False, False, True]
     assert list(steps[0].messages) == [{"role": "user", "content": "No."}]
     said = [(message["role"], message["content"]) for message in user.heard[-1]]
@@ -240,10 +231,6 @@ async def test_a_simulated_user_is_asked_when_no_tool_is_called() -> None:
         *(("user", "Hi."), ("assistant", ""), ("tool", "3"), ("assistant", "0"), ("user", "No.")),
         *(("assistant", "1"), ("user", "No."), ("assistant", "2")),
     ]
-    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
-        ("interaction", 1.0, 0.0)
-    ]
-    await env.close()
     assert user.stopped == 1
 
 
@@ -285,13 +272,13 @@ REWARDS = {"right": right}
 """
 
 
-def guess_rollout(tmp_path: Path, replies: list[str], row: str = "") -> tuple[Rollout, Job]:
+def guess_rollout(tmp_path: Path, replies: list[str]) -> tuple[Rollout, Job]:
     (tmp_path / "data").mkdir()
     (tmp_path / "task.yaml").write_text(
         "{name: guess, sandbox: false, rewards: {right: {primary: true}}}"
     )
     (tmp_path / "task.py").write_text(GUESS)
-    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"' + row + "}\n")
+    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"}\n')
     pack = load_pack(str(tmp_path))
     config = Config.model_validate({"rewards": {"env": 1.0}})
     return Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"guess": pack}, config), Job(
@@ -309,15 +296,14 @@ async def test_an_env_of_a_pack(tmp_path: Path) -> None:
     assert rollout.context.packs["guess"].module.Guess.closed == 1
 
 
-async def test_an_env_may_cut_an_episode_off(tmp_path: Path) -> None:
+async def test_an_env_may_cut_an_episode_off_and_one_that_cannot_be_made_is_an_env_error(
+    tmp_path: Path,
+) -> None:
     rollout, job = guess_rollout(tmp_path, ["1", "2", "3"])
-    episode = await rollout.episode(job)
-    assert episode.outcome is Outcome.TRUNCATED_TURNS and episode.reward == pytest.approx(-0.2)
-
-
-async def test_an_env_that_cannot_be_made_is_an_env_error(tmp_path: Path) -> None:
-    rollout, job = guess_rollout(tmp_path, ["7"], ', "broken": true')
-    episode = await rollout.episode(job)
+    cut = await rollout.episode(job)
+    assert cut.outcome is Outcome.TRUNCATED_TURNS and cut.reward == pytest.approx(-0.2)
+    broken = replace(job, task=replace(job.task, data={"broken": True}))
+    episode = await rollout.episode(broken)
     assert episode.outcome is Outcome.ENV_ERROR and "no such world" in episode.error
 
 
@@ -379,45 +365,38 @@ async def answer(env: ToolEnv, index: int, name: str, **arguments: Any) -> str:
 
 @pytest.mark.parametrize("keep", [4, 0])
 async def test_an_environment_rolls_back_to_before_a_turn(sandbox: Sandbox, keep: int) -> None:
-    tools = [as_tool(name) for name in ("run_python", "bash", "files", "submit", "calculator")]
-    env = ToolEnv(tools, open_session=partial(sandbox.session, keep=keep), setup="x = 0")
-    await env.reset(ASKED)
-    await answer(env, 0, "calculator", expression="1 + 1")
-    assert await answer(env, 1, "run_python", code="x += 1; x") == "1"
-    await answer(env, 2, "bash", command="echo a > f")
-    await answer(env, 3, "submit", answer="first")
-    await answer(env, 3, "files", action="write", path="g", text="b")
-    assert env.context.state == {"answer": "first"}
+    tools, opens = "run_python bash files submit calculator".split(), sandbox.session
+    async with opened(
+        *tools, task=ASKED, open_session=partial(opens, keep=keep), setup="x = 0"
+    ) as env:
+        await answer(env, 0, "calculator", expression="1 + 1")
+        assert await answer(env, 1, "run_python", code="x += 1; x") == "1"
+        await answer(env, 2, "bash", command="echo a > f")
+        await answer(env, 3, "submit", answer="first")
+        await answer(env, 3, "files", action="write", path="g", text="b")
+        assert env.context.state == {"answer": "first"}
 
-    assert await env.back(3) == () and env.context.state == {}
-    assert await answer(env, 3, "bash", command="ls; cat f") == "f\na"
-    assert await env.back(2) == ()
-    assert (
-        await answer(env, 2, "run_python", code="import os; x, os.listdir('.')")
-        == "(1, ['.shm', '.tmp'])"
-    )
-    assert await env.back(0) == ()  # before the session was opened: its set-up stays
-    assert await answer(env, 0, "run_python", code="x") == "0"
-    assert await env.back(5) == ()
-    await env.close()
+        assert await env.back(3) == () and env.context.state == {}
+        assert await answer(env, 3, "bash", command="ls; cat f") == "f\na"
+        assert await env.back(2) == ()
+        listed = await answer(env, 2, "run_python", code="import os; x, os.listdir('.')")
+        assert listed == "(1, ['.shm', '.tmp'])"
+        assert await env.back(0) == ()  # before the session was opened: its set-up stays
+        assert await answer(env, 0, "run_python", code="x") == "0"
+        assert await env.back(5) == ()
 
 
 async def test_what_cannot_be_taken_back_is_said() -> None:
     SENT.clear()
-    env = ToolEnv([as_tool(send), as_tool("calculator")], interaction=User())
-    await env.reset(ASKED)
-    await env.step(AssistantTurn("hello", (), 0))
-    await answer(env, 1, "send", text="hi")
-    await answer(env, 2, "calculator", expression="2")
-    assert [(part.name, part.value) for part in await env.rewards()] == [("interaction", 1.0)]
-    assert await env.back(2) == ()
-    assert await env.back(1) == ("what send did stays done",)
-    assert (
-        await env.back(0) == ("what the simulated user did stays done",)
-        and await env.rewards() == ()
-    )
-    assert SENT == ["hi"]
-    await env.close()
+    async with opened(send, "calculator", task=ASKED, interaction=User()) as env:
+        await env.step(AssistantTurn("hello", (), 0))
+        await answer(env, 1, "send", text="hi")
+        await answer(env, 2, "calculator", expression="2")
+        assert [(part.name, part.value) for part in await env.rewards()] == [("interaction", 1.0)]
+        assert await env.back(2) == ()
+        assert await env.back(1) == ("what send did stays done",)
+        assert await env.back(0) == ("what the simulated user did stays done",)
+        assert await env.rewards() == () and SENT == ["hi"]
 
 
 def python(code: str) -> str:

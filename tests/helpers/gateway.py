@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -15,13 +16,39 @@ from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.types import Sampling
+from agentrl_cli.types import Generation, Sampling
 
 CHAT = Chat(ByteTokenizer())
 LIMITS = Limits(max_tokens=32000, max_new_tokens=2000)
 MODEL = "scripted"
+
+
+class Held(ScriptedPolicy):
+    """Answers, or fails, when it is let go; counts what it began and what was cancelled."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(lambda key, ids: f"Number {self.begun}.", CHAT.tokenizer)
+        self.begun = self.cancelled = 0
+        self.fails, self.open = fails, asyncio.Event()
+
+    async def generate(self, *given: Any, **more: Any) -> Generation:
+        self.begun += 1
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails:
+            raise PolicyError("The model could not generate.")
+        return await super().generate(*given, **more)
+
+    async def until(self, begun: int, cancelled: int = 0) -> None:
+        """Wait until it has begun so many: a request is read in another thread first."""
+        while self.begun < begun or self.cancelled < cancelled:
+            await asyncio.sleep(0.001)
 
 
 @dataclass

@@ -214,7 +214,6 @@ class Gateway:
     def _events(
         self, dialect: Dialect, asked: ModelRequest, session: Session, work: asyncio.Task[Reply]
     ) -> Iterator[str]:
-        """Yield the events of a stream whose answer took long."""
         if (error := work.exception()) is not None:
             status, message, code, param = problem(error)
             yield dialect.late_error(dialect.error(message, status, code, param))
@@ -242,7 +241,6 @@ class Gateway:
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     async def _count(self, request: Request) -> Response:
-        """Count a request's tokens, as Anthropic's API does."""
         body = {"max_tokens": 1, **await self._body(request)}
         asked = await aside(DIALECTS["messages"].parse, body)
         if self.sessions.admits(key := _path_key(request)):
@@ -271,7 +269,6 @@ class Gateway:
         return JSONResponse(_card(card))
 
     async def _end(self, request: Request) -> Response:
-        """End an episode; the reward, if one is given, is a number."""
         body = await json_body(request, optional=True)
         trace = await self.sessions.end(_path_key(request), reward_of(body))
         return JSONResponse({"turns": len(trace.turns), "calls": trace.calls, "forks": trace.forks})
@@ -342,7 +339,6 @@ def problem(error: BaseException) -> tuple[int, str, str, str]:
 
 
 def _path_key(request: Request) -> str:
-    """Return the episode that the address names; empty if it names none."""
     path = request.path_params
     if "rollout" in path:
         return f"{path['rollout']}/{path['attempt']}"

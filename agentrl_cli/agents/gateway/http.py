@@ -231,7 +231,6 @@ class PageGuard:
         await self._app(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> tuple[int, str]:
-        """Return the status and sentence of a refusal; an empty sentence for none."""
         host = headers.get("host", "")
         if not is_served(host, self._names):
             return 403, f"No server is called {host!r} here. {self._hint}".rstrip()

@@ -99,7 +99,6 @@ def read_message(message: Mapping[str, Any], param: str) -> Message:
 
 
 def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]:
-    """Return (id, name, arguments) of a message's calls, as they were sent."""
     found = message.get("tool_calls") or []
     if old := message.get("function_call"):
         found = [*found, {"id": "", "function": old}]

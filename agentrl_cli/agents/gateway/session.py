@@ -234,7 +234,6 @@ class Session:
         return messages, self.tree.find(messages, request.tools, most)
 
     def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
-        """Return the request's messages after those of the answer that it continues."""
         earlier: tuple[Message, ...] = ()
         if request.previous:
             if request.previous not in self._said:

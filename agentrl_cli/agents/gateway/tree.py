@@ -112,11 +112,6 @@ class Node:
         return [id_ for node in self.path for id_ in node.tokens.ids.tolist()]
 
     @property
-    def message(self) -> Message | None:
-        """The last message of the turn."""
-        return None if self.turn is None else self.turn.messages[-1]
-
-    @property
     def sampled(self) -> bool:
         """Whether the model wrote (part of) it."""
         return bool(self.tokens.trained_mask.any())
@@ -188,7 +183,7 @@ class MessageTree:
         while rest and (found := _match(at, rest[0])) is not None:
             at = found
             rest.pop(0)
-        ids, before = at.ids, at.message
+        ids, before = at.ids, None if at.turn is None else at.turn.messages[-1]
         known = len(ids)
         pieces = []
         for segment in rest:

@@ -142,7 +142,11 @@ class FunctionRunner:
         token = CURRENT.set(call)
         try:
             with contain("The agent"):
-                answer = await self._answer(given)
+                function = self._function
+                asynchronous = is_async(function)
+                answer = function(**given) if asynchronous else await in_thread(function, **given)
+                if inspect.isawaitable(answer):
+                    answer = await answer
         except WorldFault:
             raise
         except EnvError as error:
@@ -157,11 +161,6 @@ class FunctionRunner:
             return Ended(reward_value(answer))
         except ValueError as error:
             return Ended(error=f"The agent returned {error}, or None.")
-
-    async def _answer(self, given: dict[str, Any]) -> Any:
-        function = self._function
-        answer = function(**given) if is_async(function) else await in_thread(function, **given)
-        return await answer if inspect.isawaitable(answer) else answer
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:

@@ -140,7 +140,6 @@ class Adapters:
         await self._renew()
 
     def _check(self, spec: str, folder: Path) -> None:
-        """Raise ModelError unless a folder holds an adapter for this very model."""
         if not (folder / ADAPTER_FILE).is_file():
             raise ModelError(f"{spec} is not an adapter: there is no {ADAPTER_FILE} in {folder}.")
         assert self._folder is not None
@@ -281,7 +280,6 @@ def _maker(
     recorder: SessionRecorder | None,
     watch: Watch | None,
 ) -> Any:
-    """Opens a session for a key that a client brought."""
     sampling = rollout.sampling()
 
     def make(key: str) -> Session:

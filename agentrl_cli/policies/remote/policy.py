@@ -370,7 +370,6 @@ class HttpPolicy(RemotePolicy):
                 raise
 
     async def _command(self, url: str, body: dict[str, Any]) -> None:
-        """Post a command. Raises PolicyError unless it succeeded."""
         said = await self.endpoint.command(url, body)
         try:
             answer = json.loads(said) if self.wire.confirms else {"success": True}

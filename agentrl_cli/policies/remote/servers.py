@@ -217,7 +217,7 @@ class Servers:
             member.returning = asyncio.get_running_loop().create_task(self._return(member))
 
     async def _return(self, member: Member) -> None:
-        """Ask a lost server until it answers, and give it the present weights."""
+        # Ask a lost server until it answers, and give it the present weights.
         pause = self.pause
         while True:
             await asyncio.sleep(pause)

@@ -155,7 +155,7 @@ class OpenAIPolicy(RemotePolicy):
 
 
 def _wire(message: Message) -> Message:
-    """Return a message as OpenAI writes it: call arguments as JSON text."""
+    # OpenAI writes the arguments of calls as JSON text.
     if not message.get("tool_calls"):
         return message
     calls = [

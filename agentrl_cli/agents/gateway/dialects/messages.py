@@ -66,7 +66,6 @@ def parse(body: Body) -> ModelRequest:
 
 
 def _choice_of(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str, bool]:
-    """Return (choice, name, parallel) of `tool_choice`."""
     given = {"type": "auto"} if value is None else value if isinstance(value, Mapping) else {}
     parallel = not given.get("disable_parallel_tool_use")
     match given.get("type"):
@@ -100,7 +99,7 @@ def _messages(body: Body) -> Iterator[Message]:
 
 
 def _user(blocks: list[Mapping[str, Any]], param: str) -> Iterator[Message]:
-    """Yield the results, as they answer the turn before; then the user's own text."""
+    # The results come first, as they answer the turn before; then the user's own text.
     own = []
     for block in blocks:
         if block.get("type") == "tool_result":
