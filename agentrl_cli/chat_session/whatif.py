@@ -74,7 +74,7 @@ class Continued(LoopAttempt):
         self.max_turns = max(self.max_turns, len(said) + 1 + (edit is not None))
         self.prompt = said[0].start if said else self.chain.turns[self.at - 1].end
 
-    async def _begin(self) -> AgentState:
+    async def begin(self) -> AgentState:
         # the environment must begin as it did then; only the sampling has a seed of its own
         job = replace(self.job, seed=self.past.episode.seed)
         self.env = await self.context.make_env(self.pack, job)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from agentrl_cli.errors import BadAnswer, ConfigError, EnvError, PolicyError
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, part
@@ -52,10 +53,14 @@ class Asked:
     calls: int = 0
     tokens: int = 0
     _answers: dict[str, str] = field(default_factory=dict, repr=False)
-    _running: dict[str, asyncio.Future[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.concurrency)
+        self._locks = WeakValueDictionary[Any, asyncio.Lock]()
+
+    def lock(self, key: str) -> asyncio.Lock:
+        """Return the lock of a question in the running event loop."""
+        return self._locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock())
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Asked:
@@ -89,38 +94,15 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
     if asked.cache is None:
         return await _send(asked, body)
     key = hashlib.sha256(json.dumps([asked.url, body], sort_keys=True).encode()).hexdigest()
-    if key in asked._answers:
-        return asked._answers[key]
-    while (running := _running(asked, key)) is not None:
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:  # of the episode that had sent it, or of this one
-            task = asyncio.current_task()
-            if not running.cancelled() or (task is not None and task.cancelling()):
-                raise
-    request = asked._running[key] = asyncio.ensure_future(_send(asked, body))
-    try:
-        text = await request
-    finally:
-        if asked._running.get(key) is request:
-            del asked._running[key]
-    asked._answers[key] = text
+    async with asked.lock(key):
+        if key in asked._answers:
+            return asked._answers[key]
+        text = asked._answers[key] = await _send(asked, body)
     if asked.cache:
         Path(asked.cache).parent.mkdir(parents=True, exist_ok=True)
         with Path(asked.cache).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "text": text}, ensure_ascii=False) + "\n")
     return text
-
-
-def _running(asked: Asked, key: str) -> asyncio.Future[str] | None:
-    """Return the same question where it was sent, in this loop, and is not answered yet."""
-    found = asked._running.get(key)
-    mine = (
-        found is not None
-        and found.get_loop() is asyncio.get_running_loop()
-        and not found.cancelled()
-    )
-    return found if mine else None
 
 
 async def _send(asked: Asked, body: Mapping[str, Any]) -> str:

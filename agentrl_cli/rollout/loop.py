@@ -49,8 +49,7 @@ class LoopAttempt(Attempt):
             self.transcript.live(state, self.parsed.content)
             match state:
                 case AgentState.PENDING:
-                    self.env = await self.context.make_env(self.pack, self.job)
-                    state = self.open(await run_reset(self.env, self.job.task))
+                    state = await self.begin()
                 case AgentState.GENERATING if self.transcript.answers >= self.max_turns:
                     self.cut = Outcome.TRUNCATED_TURNS
                     state = AgentState.TERMINATED
@@ -58,6 +57,11 @@ class LoopAttempt(Attempt):
                     state = await self.generate()
                 case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
                     state = self.observe(await run_step(self.env, self.parsed))
+
+    async def begin(self) -> AgentState:
+        """Make the environment and append its first messages."""
+        self.env = await self.context.make_env(self.pack, self.job)
+        return self.open(await run_reset(self.env, self.job.task))
 
     def open(self, given: Sequence[Message]) -> AgentState:
         """Append the messages that the episode opens with, unless they are too long."""

@@ -16,15 +16,15 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies import POLICIES, require_trainable
+from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.policies.protocols import Policy, generation
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.policy import HttpPolicy
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.policies.remote.wires import VLLM
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import TOP_K, Episode, Sampling, StopReason
-from tests.helpers.remote import server, vllm_answer
+from tests.helpers.remote import policy_at, server, vllm_answer
 from tests.helpers.train import episodes_of, trainer_of
 
 BYTES = ByteTokenizer()
@@ -80,12 +80,6 @@ async def test_scripted_by_function_and_by_mapping() -> None:
     assert (await mapped.generate("z", PROMPT, Sampling())).ids.tolist() == [STOP]
 
 
-def test_generation_checks_lengths() -> None:
-    with pytest.raises(ValueError, match="2 log-probs for 3 ids"):
-        generation([1, 2, 3], StopReason.STOP, weights_version="v", logps=[0.0, 0.0])
-    assert set(POLICIES) == {"local", "scripted", "openai", "sglang", "vllm"}
-
-
 async def test_vllm_token_ids_in_and_out() -> None:
     requests: list[dict[str, Any]] = []
     out = [*BYTES.encode("ok"), STOP]
@@ -94,8 +88,7 @@ async def test_vllm_token_ids_in_and_out() -> None:
         requests.append({"path": path, **body})
         return 200, vllm_answer(out, [-0.1, -0.2, -0.3], new=len(requests) == 1)
 
-    async with server(handler) as url:
-        policy = HttpPolicy(VLLM, url, "m", api_key="k")
+    async with policy_at(handler, api_key="k") as policy:
         assert isinstance(policy, Policy)
         require_trainable(policy)
         for _ in range(2):  # with token_ids, and with token_id: texts only
@@ -107,7 +100,6 @@ async def test_vllm_token_ids_in_and_out() -> None:
             np.testing.assert_allclose(said.logp_sampled, said.logp_policy)
             assert said.top_ids[0].tolist() == [out[0], 7, -1, -1, -1]
             assert said.stop_reason is StopReason.STOP and said.weights_version == "m"
-        await policy.close()
     request = requests[0]
     assert request["path"] == "/v1/completions"
     assert request["prompt"] == PROMPT
@@ -116,11 +108,8 @@ async def test_vllm_token_ids_in_and_out() -> None:
 
 
 async def test_vllm_says_what_its_log_probabilities_are() -> None:
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, vllm_answer([65], [-0.5], "length")
-
-    async with server(handler) as url:
-        raw, processed = HttpPolicy(VLLM, url, "m"), HttpPolicy(VLLM, url, "m", processed=True)
+    answer = vllm_answer([65], [-0.5], "length")
+    async with policy_at(answer) as raw, policy_at(answer, processed=True) as processed:
 
         async def known(policy: HttpPolicy, sampling: Sampling) -> tuple[bool, bool]:
             said = await policy.generate("a", PROMPT, sampling)
@@ -132,8 +121,6 @@ async def test_vllm_says_what_its_log_probabilities_are() -> None:
         assert await known(raw, Sampling(top_p=0.9)) == (False, True)
         assert await known(processed, Sampling(temperature=0.7)) == (True, True)
         assert await known(processed, Sampling(top_p=0.9)) == (True, False)
-        await raw.close()
-        await processed.close()
 
 
 async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> None:
@@ -146,8 +133,8 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return answers.pop(0)
 
-    async with server(handler) as url:
-        policy = HttpPolicy(VLLM, url, "m", retries=2)
+    async with policy_at(handler, retries=2) as policy:
+        url = policy.endpoint.url
         assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
         textual = vllm_answer([65], [0.0], new=False)
         textual["choices"][0]["logprobs"]["tokens"] = ["A"]
@@ -166,7 +153,6 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
                 and url in failed.value.message
                 and isinstance(failed.value, BadAnswer) == (tries == 3)
             )
-        await policy.close()
     closed = HttpPolicy(VLLM, url, "m", retries=0)
     with pytest.raises(PolicyError, match="cannot be reached"):
         await closed.generate("a", PROMPT, Sampling())

@@ -22,7 +22,7 @@ from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.policies.remote.wires import SGLANG, VLLM
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Outcome, Sampling, StopReason
-from tests.helpers.remote import StandIn, server, vllm_answer
+from tests.helpers.remote import StandIn, policy_at, server, vllm_answer
 from tests.helpers.train import STOP, VOCABULARY, episodes_of, trainer_of, write_project
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -130,15 +130,10 @@ async def test_a_server_with_other_weights_is_named_and_refused(model: Path) -> 
 
 
 async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> None:
-    async def refuses(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, {"success": False, "message": "shape mismatch"}
-
-    async with server(refuses) as url:
-        policy = HttpPolicy(SGLANG, url.removesuffix("/v1"), "base")
+    async with policy_at({"success": False, "message": "shape mismatch"}, SGLANG) as policy:
         with pytest.raises(PolicyError, match=r"did not take the weights.*shape mismatch"):
             await policy.load_weights(model, "run@1")
-        assert policy.weights_version == "base"
-        await policy.close()
+        assert policy.weights_version == "m"
 
 
 async def test_sglang_wire_format() -> None:
@@ -156,8 +151,7 @@ async def test_sglang_wire_format() -> None:
             meta = {"finish_reason": {"type": "length", "length": 2}}
         return 200, {"text": "A", "output_ids": [65, STOP], "meta_info": meta}
 
-    async with server(handler) as url:
-        policy = HttpPolicy(SGLANG, url.removesuffix("/v1"), "base")
+    async with policy_at(handler, SGLANG) as policy:
         said = await policy.generate(
             "a", [1, 2], Sampling(temperature=0.7, stop_ids=(STOP,), seed=2**40 + 3)
         )
@@ -182,7 +176,6 @@ async def test_sglang_wire_format() -> None:
         assert seen[-1]["sampling_params"]["logit_bias"] == {"7": -100.0}
         with pytest.raises(PolicyError, match="no token ids"):
             await policy.generate("a", [1, 2], Sampling())
-        await policy.close()
     assert (
         seen[0]["path"] == "/generate"
         and seen[0]["input_ids"] == [1, 2]
@@ -392,11 +385,9 @@ async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:
         seen.append(body)
         return 400, {"error": {"message": "enough", "type": "BadRequestError", "code": 400}}
 
-    async with server(handler) as url:
-        policy = HttpPolicy(VLLM, url, "m")
+    async with policy_at(handler) as policy:
         with pytest.raises(PolicyError, match="answered 400: enough"):
             await policy.generate("a", [1], Sampling(seed=2**63 - 1))
-        await policy.close()
     wanted = {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -486,8 +477,7 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, asked.pop(0)
 
-    async with server(handler) as url:
-        policy = HttpPolicy(VLLM, url, "m", retries=1, vocabulary=VOCABULARY)
+    async with policy_at(handler, retries=1, vocabulary=VOCABULARY) as policy:
         for name, (spoil, reason) in BODIES.items():
             bad = spoil(json.loads(json.dumps(good)))
             asked += [bad, good]
@@ -495,12 +485,11 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
             asked += [bad, bad]
             with pytest.raises(BadAnswer) as failed:
                 await policy.generate("a", [1], SAMPLING)
-            assert reason in failed.value.message and url in failed.value.message, (
+            assert reason in failed.value.message and policy.endpoint.url in failed.value.message, (
                 name,
                 failed.value.message,
             )
             assert "tried 2 times" in failed.value.message and not asked, name
-        await policy.close()
 
 
 async def test_rounding_is_no_fault() -> None:
@@ -510,13 +499,8 @@ async def test_rounding_is_no_fault() -> None:
         vllm_answer([65, 66], [0.0, 0.0])
     )
 
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, answer
-
-    async with server(handler) as url:
-        policy = HttpPolicy(VLLM, url, "m", vocabulary=VOCABULARY)
+    async with policy_at(answer, vocabulary=VOCABULARY) as policy:
         said = await policy.generate("a", [1], SAMPLING)
-        await policy.close()
     assert said.logp_policy.tolist() == [0.0, -9999.0] and said.top_ids[0].tolist()[:3] == [
         65,
         -1,
@@ -538,17 +522,10 @@ async def test_rounding_is_no_fault() -> None:
 )
 async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> None:
     good = {"output_token_logprobs": [[-0.5, 65, None]], "finish_reason": {"type": "stop"}}
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, {"meta_info": {**good, **meta} if isinstance(meta, dict) else meta}
-
-    async with server(handler) as url:
-        policy = HttpPolicy(
-            SGLANG, url.removesuffix("/v1"), "base", retries=0, vocabulary=VOCABULARY
-        )
+    answer = {"meta_info": {**good, **meta} if isinstance(meta, dict) else meta}
+    async with policy_at(answer, SGLANG, retries=0, vocabulary=VOCABULARY) as policy:
         with pytest.raises(BadAnswer, match=reason):
             await policy.generate("a", [1], SAMPLING)
-        await policy.close()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from agentrl_cli.agents.gateway.sampling import episode_ended
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import EnvError
+from agentrl_cli.errors import AgentRLError, EnvError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Tokens, Turn
 
@@ -91,14 +91,16 @@ class EpisodeServer:
             routes=[("/e/{key}/events", self._event, "POST")],
         )
         self._app = PageGuard(self.gateway.app, NAMES, unasked=True)
-        self._places: dict[str, asyncio.Future[Any]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._places: dict[str, tuple[Any, Any]] = {}
+        self._opening = asyncio.Lock()
 
     @classmethod
     def here(cls, chat: Chat) -> EpisodeServer:
         """Return the server of the running event loop, made if there is none."""
         loop = asyncio.get_running_loop()
         if loop not in _SERVERS:
+            for old in [one for one in _SERVERS if one.is_closed()]:
+                del _SERVERS[old]
             _SERVERS[loop] = cls(chat)
         return _SERVERS[loop]
 
@@ -168,25 +170,15 @@ class EpisodeServer:
 
         Raises EnvError, which begins with `name`, if it cannot be started.
         """
-        if name not in self._places:
-            self._places[name] = asyncio.get_running_loop().create_future()
-            self._tasks.append(asyncio.create_task(self._serve(name, make())))
-        return cast(T, await asyncio.shield(self._places[name]))
-
-    async def _serve(self, name: str, server: contextlib.AbstractAsyncContextManager[Any]) -> None:
-        """Listen until the event loop ends, which cancels this."""
-        place = self._places[name]
-        try:
-            async with server as found:
-                place.set_result(found)
-                await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            _SERVERS.pop(asyncio.get_running_loop(), None)
-            raise
-        except Exception as error:  # noqa: BLE001 - it is raised where episodes wait for the place
-            del self._places[name]  # the next episode tries again
-            if not place.done():
-                place.set_exception(EnvError(f"{name}: {getattr(error, 'message', error)}"))
+        async with self._opening:
+            if name not in self._places:
+                server = make()  # its end is the event loop's, which closes what it generates
+                try:
+                    self._places[name] = server, await server.__aenter__()
+                except (AgentRLError, OSError) as error:
+                    message = getattr(error, "message", error)
+                    raise EnvError(f"{name}: {message}") from error
+        return cast(T, self._places[name][1])
 
 
 @contextlib.asynccontextmanager
