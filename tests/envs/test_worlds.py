@@ -75,10 +75,11 @@ REWARDS = {"opened": opened}
 
 
 def door(folder: Path) -> Pack:
-    """A pack with an environment of its own."""
+    """A pack with an environment of its own, in a project."""
     (folder / "data").mkdir(parents=True)
     (folder / "task.yaml").write_text(TASK_YAML)
     (folder / "task.py").write_text(textwrap.dedent(TASK_PY))
+    (folder.parent / "agentrl.yaml").write_text(f"task: {{packs: [{folder}]}}\n")
     rows = [
         {"id": word, "family": "door", "prompt": "?", "word": word} for word in ("sesame", "crash")
     ]
@@ -221,7 +222,6 @@ async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path)
     db, pack = tmp_path / "a.db", door(tmp_path / "door")
     task = pack.tasks("train")[0]
     episode = await play(db, pack, task, ["open", "please", "sesame"], {"env": 2.0})
-    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     project = ["--project", str(tmp_path)]
     code, events = await what_if(db, episode, "--rerun", *project)
     assert code == 0, events
@@ -243,7 +243,6 @@ async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path)
 
 async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
     pack = door(tmp_path / "door")
-    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     given = ["--project", str(tmp_path), "--task", "crash", "--db", str(tmp_path / "c.db")]
     code, events = await serve([], *given, *scripted(tmp_path, "x"))
     assert (
@@ -253,15 +252,16 @@ async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
     ), events[-1]
 
 
-def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[str, Any]]]:
-    return open_chat(said, env, task=task, rewards=load_pack("guess-task").rewards)
+async def session(secret: int, *said: str) -> tuple[Session, list[dict[str, Any]]]:
+    """A chat about a number to guess."""
+    pack, task = guess(secret)
+    env = await make_env(config().rollout, pack, Job(task, 0), None)
+    assert isinstance(env, ToolEnv)
+    return open_chat(said, env, task=task, rewards=pack.rewards)
 
 
 async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
-    pack, task = guess()
-    env = await make_env(config().rollout, pack, Job(task, 0), None)
-    assert isinstance(env, ToolEnv)
-    made, events = session(env, task, "10", "15", "19", "no", "12")
+    made, events = await session(12, "10", "15", "19", "no", "12")
     made.talk.max_turns = 2
     await made.begin()
 
@@ -289,10 +289,7 @@ async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
 
 
 async def test_undo_takes_the_simulated_user_back() -> None:
-    pack, task = guess(5)
-    env = await make_env(config().rollout, pack, Job(task, 0), None)
-    assert isinstance(env, ToolEnv)
-    made, events = session(env, task, "10", "7", "8", "5")
+    made, events = await session(5, "10", "7", "8", "5")
     made.options.simulate = False
     await made.begin()
     await made.ask_user()
@@ -327,7 +324,6 @@ async def test_an_environment_goes_back_with_its_user() -> None:
 
 async def test_undo_makes_an_environment_of_its_own_again(tmp_path: Path) -> None:
     door(tmp_path / "door")
-    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     given = ["--project", str(tmp_path), "--task", "sesame", "--db", str(tmp_path / "c.db")]
     requests: list[dict[str, Any] | str] = [
         {"op": "simulate", "on": False}, {"op": "simulate"}, {"op": "simulate"}, {"op": "undo"}, {"op": "simulate"},
@@ -423,15 +419,10 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
         return 200, {"choices": [{"text": "It is 54.", "finish_reason": "stop"}]}
 
     async with server(answer) as url:
-        sets = [
-            f"remote.backend=openai,remote.url={url},remote.backend.mode={mode},remote.model=m".split(
-                ","
-            )
-        ]
-        given = [word for text in sets[0] for word in ("--set", text)]
-        requests: list[dict[str, Any] | str] = [{"op": "user", "text": "12*4.5?"}]
+        given = f"--set remote.backend=openai --set remote.url={url} --set remote.model=m".split()
+        given += ["--set", f"remote.backend.mode={mode}", "--db", str(tmp_path / "c.db")]
         code, events = await serve(
-            requests, "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *given
+            [{"op": "user", "text": "12*4.5?"}], "--pack", "calc-task", *given
         )
     assert code == 0, events
     last = [event for event in events if event["ev"] == "turn"][-1]
@@ -553,20 +544,17 @@ async def test_turns_of_the_user_are_stored_with_their_rewards(tmp_path: Path) -
     )
 
 
-async def test_a_user_that_ends_with_a_word_is_heard(tmp_path: Path) -> None:
-    def rule(messages: Sequence[Message], row: Task) -> Reply:
-        return Reply("Goodbye.", 0.5, True)
+async def test_a_user_that_ends_with_a_word_is_heard_and_one_that_crashes_masks_the_episode() -> (
+    None
+):
+    async def end(rule: Any) -> Episode:
+        return await played(pack(lambda: Ruled(rule), {"prompt": "Hi."}), ["Hello.", "never said"])
 
-    done = await played(pack(lambda: Ruled(rule), {"prompt": "Hi."}), ["Hello.", "never said"])
-    assert done.turns[-1].messages[0]["content"] == "Goodbye." and done.turns[-1].reward == 0.5
-    assert done.outcome is Outcome.FAILED
-
-
-async def test_a_user_that_crashes_masks_the_episode() -> None:
-    done = await played(
-        pack(lambda: Ruled(lambda messages, row: 1 / 0), {"prompt": "Hi."}), ["Hello."]
-    )
-    assert done.outcome is Outcome.ENV_ERROR and "ZeroDivisionError" in done.error
+    heard = await end(lambda messages, row: Reply("Goodbye.", 0.5, True))
+    assert heard.turns[-1].messages[0]["content"] == "Goodbye." and heard.turns[-1].reward == 0.5
+    assert heard.outcome is Outcome.FAILED
+    crashed = await end(lambda messages, row: 1 / 0)
+    assert crashed.outcome is Outcome.ENV_ERROR and "ZeroDivisionError" in crashed.error
 
 
 # --- a model as the user ---------------------------------------------------------------------------------------------
