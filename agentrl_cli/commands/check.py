@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,12 +21,19 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.commands.rollout import sample
+from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
+from agentrl_cli.evaluate.pack_check import check_pack
+from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
 from agentrl_cli.paths import find_pack, find_project
-
-if TYPE_CHECKING:
-    from agentrl_cli.config import SandboxConfig
-    from agentrl_cli.types import Episode
+from agentrl_cli.reports.diagnosis import diagnose, first_fault, report
+from agentrl_cli.reports.findings import reasons
+from agentrl_cli.reports.read_evidence import read_evidence
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.types import Episode
 
 
 def command(
@@ -85,12 +92,6 @@ def _try(
     context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
 ) -> dict[str, Any] | None:
     """Make rollouts of one pack, print their meaning for a training, and return it; None if no model can be loaded."""
-    from agentrl_cli.commands.rollout import sample
-    from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
-    from agentrl_cli.reports.diagnosis import diagnose, first_fault, report
-    from agentrl_cli.reports.findings import reasons
-    from agentrl_cli.reports.read_evidence import read_evidence
-    from agentrl_cli.store import Store
     from agentrl_cli.trainer.metrics import step_metrics
 
     name = model or context.config.model.name
@@ -122,15 +123,11 @@ def _try(
         for line in (solved, others, summary(found), cause.line if cause else ""):
             if line:
                 narrate(f"{result['pack']}: {line}")
-    numbers = {key: getattr(found, key) for key in found.__slots__}
-    return numbers | {"verdict": found.verdict, "finding": report(cause) if cause else None}
+    finding = report(cause) if cause else None
+    return {**dataclasses.asdict(found), "verdict": found.verdict, "finding": finding}
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
-    from agentrl_cli.evaluate.pack_check import check_pack
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.tasks import load_pack
-
     results: list[dict[str, Any]] = []
     packs = [load_pack(folder) for folder in folders]
     async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ Options (Annotated types for Typer; write `db: DbOption = None`):
 Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
         the whole configuration; `flags` maps dotted keys to values (None: not given), e.g. {"model.name": model}
-    Context(config: Config, sources: Sources, project: Path, db: Path); .runs -> Path
+    Context(config: Config, sources: Sources, project: Path, db: Path)
     packs_of(context, packs) -> dict[str, Pack]     the named packs, or the project's
     known_tools(context, packs) -> dict[str, (str, Tool)]        by name, with where each is from
     data_stdout() context manager                   other code's prints go to stderr; `echo*` still reach stdout
@@ -45,7 +45,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.boundary import ESCAPES
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
+from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
 from agentrl_cli.tui.common.plain_text import STEERS, UNPAINTED, harmless
 
 if TYPE_CHECKING:
@@ -127,10 +127,6 @@ class Context:
     project: Path
     """The project folder, or the working folder outside a project."""
     db: Path
-
-    @property
-    def runs(self) -> Path:
-        return runs_dir(self.project)
 
 
 def open_project(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import AgentRLError
 
@@ -22,7 +22,9 @@ def runs(incomplete: str) -> list[str]:
     """Names of runs."""
     with _store() as store:
         return (
-            [run.name for run in _newest(store) if run.name.startswith(incomplete)] if store else []
+            [run.name for run in store.runs.all() if run.name.startswith(incomplete)]
+            if store
+            else []
         )
 
 
@@ -68,7 +70,7 @@ def checkpoints(incomplete: str) -> list[str]:
     """Names of checkpoints: best, last and base, and those of each training run."""
     found = ["best", "last", "base"]
     with _store() as store:
-        for run in _newest(store) if store else ():
+        for run in store.runs.all() if store else ():
             if run.kind == "train":
                 found += [f"{run.name}@best", f"{run.name}@last"]
     return [name for name in found if name.startswith(incomplete)]
@@ -102,10 +104,6 @@ def settings(incomplete: str) -> list[tuple[str, str]]:
         for key, field in fields()
         if key.startswith(incomplete)
     ]
-
-
-def _newest(store: Store) -> list[Any]:
-    return sorted(store.runs.all(), key=lambda run: -run.started)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -247,8 +247,7 @@ def _report(
         one for one in gated if gate is not None and (one.pass_rate is None or one.pass_rate < gate)
     ]
     if as_json:
-        names = ("k", "temperature", "seed", "with_tools")
-        settings = {name: getattr(plan.settings, name) for name in names}
+        settings = asdict(plan.settings)
         echo_json(
             {
                 "settings": {**settings, "tasks": len(plan.tasks), "splits": list(last.splits)},
@@ -369,11 +368,13 @@ def _run_bench(
         write_svg(svg, [(f"{pack} {split}", found) for pack, split, found in rows], results)
     names = [result.name for result in results]
     if as_json:
-        keys = ("value", "low", "high", "n")
-        shares = [[{key: getattr(one, key) for key in keys} for one in found] for *_, found in rows]
         found = [
-            {"pack": pack, "split": split, "models": dict(zip(names, values, strict=True))}
-            for (pack, split, _), values in zip(rows, shares, strict=True)
+            {
+                "pack": pack,
+                "split": split,
+                "models": dict(zip(names, map(asdict, values), strict=True)),
+            }
+            for pack, split, values in rows
         ]
         return echo_json({"bench": name, "results": found, "comparisons": tests})
     _print_bench(names, rows, tests)

@@ -83,8 +83,7 @@ def command(
                 force=force,
             )
         if as_json:
-            names = ("folder", "source", "adapter", "dtype", "files")
-            echo_json({name: getattr(done, name) for name in names})
+            echo_json(done)
         else:
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"

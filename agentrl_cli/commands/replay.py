@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,12 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.commands.show import print_episode_json
 from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.store import Store
+from agentrl_cli.tui.common.layers import LAYERS
+from agentrl_cli.tui.common.load_episode import holds_secret
 from agentrl_cli.tui.common.plain_text import STEERS
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
+from agentrl_cli.tui.replay.plain import replay_lines, token_rows
+from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,6 @@ def _first_of(store: Store, run_id: str | None, listed: ListOptions) -> str:
 
 
 def _require_no_secret(store: Store, episode: str) -> None:
-    from agentrl_cli.tui.common.load_episode import holds_secret
-
     if holds_secret(store, episode):
         raise UsageError(
             f"{episode} contains what looks like a secret, and a picture masks nothing.",
@@ -154,9 +154,6 @@ def _require_no_secret(store: Store, episode: str) -> None:
 
 def _print(store: Store, episode: str, shown: PlainOptions) -> None:
     """Print the episode as text, as wide as the terminal, 100 columns in a pipe; or as JSON."""
-    from agentrl_cli.tui.common.layers import LAYERS
-    from agentrl_cli.tui.replay.plain import replay_lines, token_rows
-
     if shown.layer and shown.layer not in LAYERS:
         raise UsageError(f"Unknown layer {shown.layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
     if shown.tokens:
@@ -202,8 +199,6 @@ def _open(
 
 def _rerun(where: RunStoreOptions, episode: str, again: RerunOptions, *, as_json: bool) -> int:
     """Run the child process and print its events. Returns the exit status."""
-    from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
-
     if again.whatif is not None and again.verify:
         raise UsageError(
             "--verify runs the calls again, as `--whatif rerun` does: give only one of the two."

@@ -7,16 +7,16 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn_unsafe
 from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from agentrl_cli.config import SandboxConfig
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.sandbox.results import package_names
 
 app = typer.Typer(
     help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True
@@ -101,9 +101,6 @@ async def _run(
     wanted: list[str],
 ) -> tuple[Any, dict[str, bytes | UsageError]]:
     """Return the result, and for each requested file its content or the error."""
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.sandbox.results import package_names
-
     async with await Sandbox.open(settings) as sandbox:
         warn_unsafe(sandbox)
         session = await sandbox.session(imports=package_names(imports, "--imports"))

@@ -134,18 +134,15 @@ def _sample(
         return {"problem": policy.engine_why}
     asked: list[Asked] = []
 
-    async def rounds() -> float:
-        asked.extend(await _episodes(policy, 0))
-        started, tokens, number = time.perf_counter(), 0, 0
-        while not tokens or time.perf_counter() - started < seconds:
-            number += 1
-            policy.set_version(str(number))
-            tokens += sum(len(said.ids) for _, said in await _episodes(policy, number))
-        rate = tokens / (time.perf_counter() - started)
-        await policy.close()
-        return rate
+    def once(number: int) -> int:
+        policy.set_version(str(number))
+        found = event_loop.run(_episodes(policy, number))
+        asked[:] = asked or found  # those of the first round are compared
+        return sum(len(said.ids) for _, said in found)
 
-    rate = asyncio.run(rounds())
+    with asyncio.Runner() as event_loop:
+        rate = _rate(once, seconds, model.device)
+        event_loop.run(policy.close())
     if policy.engine_why.startswith("no CUDA graphs"):
         return {"problem": policy.engine_why}
     worst = max(_difference(model, context, said) for context, said in asked)

@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agentrl_cli.config.estimators import ESTIMATORS
 from agentrl_cli.reports.evidence import Evidence
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import RunRow, Store
 
 MOST = 256
 """Episodes of each end that are read, at most."""

@@ -6,6 +6,7 @@ Texts of episodes are whatever a model or a tool wrote. Secrets are masked here;
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,11 +121,12 @@ def _pictures(
             for r in own
             if r.low is not None and r.high is not None
         ]
+        plain = re.sub(r"[^\w-]", "-", split) or "none"
         if points:
             title = f"share solved, {split} split, with 95 % intervals"
             out.append(
                 (
-                    f"eval-{_plain(split)}",
+                    f"eval-{plain}",
                     chart_svg(title, [Curve(split, points, spans)], unit=True),
                 )
             )
@@ -140,11 +142,6 @@ def _pictures(
     if any(len(curve.points) > 1 for curve in curves):
         out.append(("reward-parts", chart_svg("reward parts", curves)))
     return out
-
-
-def _plain(name: str) -> str:
-    """Return a name for a file."""
-    return "".join(char if char.isalnum() or char in "-_" else "-" for char in name) or "none"
 
 
 def _summarise(store: Store, run: RunRow, evals: Sequence[EvalRow]) -> str:

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.reports.compare import METRICS, series, stored_name
 from agentrl_cli.reports.diagnosis import Finding
+from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 from agentrl_cli.store.journal import WAITING
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 from agentrl_cli.types import kind_of
 
 HIDDEN = frozenset({"step", "at"})

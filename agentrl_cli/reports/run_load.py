@@ -8,15 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.reports.diagnosis import diagnose, stages
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.run_data import RunData, graded_rows, group_rows
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.types import Fact
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
 
 
 def load(

@@ -95,12 +95,16 @@ def make_seeing_model(
         "temporal_patch_size": 2,
         **architecture["vision"],
     }
-    merge = int(vision["spatial_merge_size"])
-    names = {"do_resize": True, "image_processor_type": "Qwen2VLImageProcessor"}
-    least = (vision["patch_size"] * merge) ** 2
-    sizes = {"size": {"shortest_edge": least, "longest_edge": int(architecture["pixels"])}}
-    kept = {key: vision[key] for key in ("patch_size", "temporal_patch_size")}
-    _write(folder / "preprocessor_config.json", {**names, "merge_size": merge, **sizes, **kept})
+    token = vision["patch_size"] * int(vision["spatial_merge_size"])
+    processor = {
+        "do_resize": True,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "merge_size": int(vision["spatial_merge_size"]),
+        "size": {"shortest_edge": token**2, "longest_edge": int(architecture["pixels"])},
+        "patch_size": vision["patch_size"],
+        "temporal_patch_size": vision["temporal_patch_size"],
+    }
+    _write(folder / "preprocessor_config.json", processor)
     _write(folder / "processor_config.json", {"processor_class": "Qwen2VLProcessor"})
     start, end, image, video = (tokenizer.id_of(token) for token in IMAGE_TOKENS)
     ids = {

@@ -69,12 +69,8 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
         split=SPLIT,
         specials=SPECIALS,
         context=1024,
-        images=_sees(recipe),
+        images="vision" in (recipe.architecture or {}),
     )
-
-
-def _sees(recipe: Recipe) -> bool:
-    return "vision" in (recipe.architecture or {})
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -235,7 +231,7 @@ def make(
         return _make_adapter(recipe, packs, folder, report)
     tokenizer = make_tokenizer(recipe, packs, folder)
     shape = recipe.architecture or {}
-    if _sees(recipe):
+    if "vision" in shape:
         model = make_seeing_model(shape, tokenizer, folder, recipe.seed)
         chat = attach(model, [folder], lambda images: Chat(tokenizer, images=images))
         assert chat is not None

@@ -8,33 +8,27 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config import load_config
 from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.paths import find_pack, pack_names, packs_dir
+from tests.helpers.cli import Cli
 
 
-def init(*args: str) -> int:
-    return main(["init", "--min-level", "ns", *args])
+@pytest.fixture
+def init(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs commands in `tmp_path`, for isolation by namespaces at least."""
+    return Cli(capfd, tmp_path, "--min-level", "ns")
 
 
 @pytest.mark.parametrize("pack", pack_names())
-def test_every_pack_becomes_a_valid_project(
-    pack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "mine"
-    assert init(pack, str(folder)) == 0
-    out = capsys.readouterr().out.split("\n")
-    assert [line.strip() for line in out[:3]] == [
-        f"cd {folder}",
-        "agentrl check",
-        "agentrl train --watch",
-    ]
+def test_every_pack_becomes_a_valid_project(pack: str, init: Cli) -> None:
+    folder = init.folder / "mine"
+    lines = [line.strip() for line in init("init", pack, "mine").splitlines()]
+    assert lines == ["cd mine", "agentrl check", "agentrl train --watch"]
     for path in find_pack(pack).rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             assert (folder / path.relative_to(find_pack(pack))).read_bytes() == path.read_bytes()
@@ -49,57 +43,43 @@ def test_every_pack_becomes_a_valid_project(
     assert "#" in (folder / "agentrl.yaml").read_text().splitlines()[0]
 
 
-def test_another_model_gets_an_adapter(tmp_path: Path) -> None:
-    assert init("echo-task", str(tmp_path / "p"), "--model", "Qwen/Qwen2.5-0.5B-Instruct") == 0
-    config = open_project(tmp_path / "p").config
+def test_another_model_gets_an_adapter_and_a_weaker_sandbox_is_written_down(
+    init: Cli, cli: Cli, tmp_path: Path
+) -> None:
+    init("init", "echo-task", "model", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
+    config = open_project(tmp_path / "model").config
     assert config.model.name == "Qwen/Qwen2.5-0.5B-Instruct" and config.adapter.enabled
     assert config.rollout.max_new_tokens == 256
-
-
-def test_a_weaker_sandbox_is_written_down(tmp_path: Path) -> None:
-    assert main(["init", "echo-task", str(tmp_path / "p"), "--min-level", "bare"]) == 0
+    cli("init", "echo-task", "p", "--min-level", "bare")
     sandbox = open_project(tmp_path / "p").config.sandbox
     pinned = "bare" if sandbox_level()[0] == "bare" else "auto"
     assert (sandbox.backend, sandbox.min_level) == (pinned, "bare")
     assert pinned == "bare" or "backend" not in (tmp_path / "p" / "agentrl.yaml").read_text()
-    assert main(["init", "echo-task", str(tmp_path / "q"), "--min-level", "nns"]) == 2
+    cli("init", "echo-task", "q", "--min-level", "nns", code=2)
 
 
-def test_files_that_differ_are_kept_unless_forced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "p"
-    assert init("echo-task", str(folder)) == 0
-    assert init("echo-task", str(folder)) == 0  # the same again changes nothing
+def test_files_that_differ_are_kept_unless_forced(init: Cli) -> None:
+    folder = init.folder / "p"
+    for _ in range(2):  # the same again changes nothing
+        reported = init.json("init", "echo-task", "p")
+        assert reported["project"] == "p" and "agentrl.yaml" in reported["files"]
     (folder / "task.py").write_text("mine = 1\n")
     (folder / "task.yaml").unlink()
-    assert init("echo-task", str(folder)) == 2
-    assert "task.py" in capsys.readouterr().err
+    init("init", "echo-task", "p", code=2, said="task.py")
     assert (folder / "task.py").read_text() == "mine = 1\n" and not (folder / "task.yaml").exists()
-    assert init("echo-task", str(folder), "--force") == 0
+    init("init", "echo-task", "p", "--force")
     assert (folder / "task.py").read_text() != "mine = 1\n"
+    (init.folder / "file").touch()
+    init("init", "echo-task", "file", code=2, said="is a file")
 
 
-def test_a_file_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p").touch()
-    assert init("echo-task", str(tmp_path / "p")) == 2
-    assert "is a file" in capsys.readouterr().err
-
-
-def test_a_project_is_a_pack_that_can_be_copied_again(tmp_path: Path) -> None:
-    assert init("echo-task", str(tmp_path / "a")) == 0
-    (tmp_path / "a" / "runs").mkdir()
-    (tmp_path / "a" / "runs" / "agentrl.db").touch()
-    assert init(str(tmp_path / "a"), str(tmp_path / "b")) == 0
-    assert (tmp_path / "b" / "task.py").exists() and not (tmp_path / "b" / "runs").exists()
-
-
-def test_list_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "--list", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == pack_names()
-    assert init("echo-task", str(tmp_path / "p"), "--json") == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert reported["project"] == str(tmp_path / "p") and "agentrl.yaml" in reported["files"]
+def test_a_project_is_a_pack_that_can_be_copied_again_and_packs_are_listed(init: Cli) -> None:
+    init("init", "echo-task", "a")
+    (init.folder / "a" / "runs").mkdir()
+    (init.folder / "a" / "runs" / "agentrl.db").touch()
+    init("init", "./a", "b")
+    assert (init.folder / "b" / "task.py").exists() and not (init.folder / "b" / "runs").exists()
+    assert [row["name"] for row in init.json("init", "--list")] == pack_names()
 
 
 WITHOUT_NAMESPACES = """
@@ -175,23 +155,19 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_is_one_command_and_continues_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    assert main(["demo", "full"]) == 2 and "is not a project" in capsys.readouterr().err
-    assert init("echo-task", "small") == 0
-    small = {"rollout": {"prompts_per_step": 1, "group_size": 2}, "eval": {"limit": 1, "k": 1}}
-    small["train"] = {"eval_every": 1}
-    with (tmp_path / "small" / "agentrl.yaml").open("w") as file:
-        json.dump({"task": {"packs": ["."]}, **small, "task.limit": 4}, file)
-    assert main(["demo", "small", "--steps", "1"]) == 0
-    out, err = capsys.readouterr()
-    assert (
-        "agentrl replay best" in out and "step 1/1" in err and "small is a project already" in err
-    )
+def test_the_demo_is_one_command_and_continues_in_its_folder(cli: Cli, init: Cli) -> None:
+    (cli.folder / "full").mkdir()
+    (cli.folder / "full" / "file").touch()
+    cli("demo", "full", code=2, said="is not a project")
+    init("init", "echo-task", "small")
+    small: dict[str, object] = {
+        "rollout": {"prompts_per_step": 1, "group_size": 2},
+        "eval": {"limit": 1, "k": 1},
+    }
+    small |= {"train": {"eval_every": 1}, "task": {"packs": ["."], "limit": 4}}
+    (cli.folder / "small" / "agentrl.yaml").write_text(json.dumps(small))
+    out = cli("demo", "small", "--steps", "1", said=("step 1/1", "small is a project already"))
+    assert "agentrl replay best" in out
 
 
 FAILING = """
@@ -213,33 +189,26 @@ def failing(source):
 """
 
 
-def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(cli: Cli, init: Cli) -> None:
     """A failure that has nothing to do with isolation; the line that is printed runs, and so does the demo again."""
-    monkeypatch.chdir(tmp_path)
-    assert init("echo-task", "my demo") == 0
-    project = tmp_path / "my demo"
-    small: dict[str, Any] = {
+    init("init", "echo-task", "my demo")
+    project = cli.folder / "my demo"
+    small: dict[str, object] = {
+        "task": {"packs": ["."]},
         "rollout": {"prompts_per_step": 1, "group_size": 2},
         "eval": {"limit": 1, "k": 1},
-    }
-    small |= {
         "train": {"eval_every": 3, "save_every": 1, "steps": 3},
         "remote": {"backend": "fails.py:failing"},
     }
-    (project / "agentrl.yaml").write_text(json.dumps({"task": {"packs": ["."]}, **small}))
+    (project / "agentrl.yaml").write_text(json.dumps(small))
     (project / "fails.py").write_text(FAILING)
-    assert main(["demo", "my demo"]) == 1
-    said = capsys.readouterr().err
-    assert "WEAK" not in said and "broken on purpose" in said
-    line = said.partition("It continues with: ")[2].splitlines()[0]
+    cli("demo", "my demo", code=1, said="broken on purpose")
+    assert "WEAK" not in cli.err
+    line = cli.err.partition("It continues with: ")[2].splitlines()[0]
     (project / "fails.py").write_text(FAILING.replace("@1", "@2"))
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, cwd="/")
-    assert (
-        done.returncode == 1 and "resumed at step 1" in done.stderr and "step 2/3" in done.stderr
-    ), done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "resumed at step 1" in done.stderr and "step 2/3" in done.stderr, done.stderr
     (project / "fails.py").write_text(FAILING.replace("@1", "@none"))
-    assert main(["demo", "my demo"]) == 0
-    said = capsys.readouterr().err
-    assert "resumed at step 2" in said and "step 3/3" in said and "step 2/3" not in said
+    cli("demo", "my demo", said=("resumed at step 2", "step 3/3"))
+    assert "step 2/3" not in cli.err

@@ -77,18 +77,18 @@ def test_a_task_yaml_means_what_it_says(tmp_path: Path, old: str, new: str, said
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("pure", "maybe", "true or false"),
-        ("external", 1, "true or false"),
-        ("timeout", "soon", "a number above 0"),
-        ("rate", 0, "a number above 0"),
-        ("concurrency", True, "a number above 0"),
+        ("pure", "maybe", "a valid boolean"),
+        ("external", 1, "a valid boolean"),
+        ("timeout", "soon", "a valid number"),
+        ("rate", 0, "greater than 0"),
+        ("concurrency", True, "a valid integer"),
     ],
 )
 def test_limits_of_a_tool_are_what_they_say(
     tmp_path: Path, key: str, value: Any, said: str
 ) -> None:
     load_tools([{"name": "calculator", "pure": True, "timeout": 3}], tmp_path)
-    with pytest.raises(ConfigError, match=f"`{key}` must be {said}"):
+    with pytest.raises(ConfigError, match=f"tool 1.{key}: Input should be {said}"):
         load_tools([{"name": "calculator", key: value}], tmp_path)
 
 

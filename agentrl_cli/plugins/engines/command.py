@@ -72,7 +72,7 @@ async def _serve(context: Context, port: int) -> None:
 
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     folder = model_folder(context.config.model.name, context.config.model, base=context.project)
-    log = context.runs / "logs" / f"engine-{os.getpid()}.log"
+    log = context.db.parent / "logs" / f"engine-{os.getpid()}.log"
     serving = asyncio.ensure_future(ending.wait())
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, ending.set)
