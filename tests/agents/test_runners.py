@@ -483,9 +483,9 @@ def test_the_last_line_of_json_is_the_reward() -> None:
     [
         ({"command": ["x"], "cwd": "missing"}, "no such folder"),
         ({"command": []}, "empty"),
-        ({"command": ["x"], "timeout": -1}, "above 0"),
+        ({"command": ["x"], "timeout": -1}, "timeout: Input should be greater than 0"),
         ({"command": ["x"], "functoin": 1}, "functoin"),
-        ({"function": "agent.py"}, "is not a function"),
+        ({"function": "agent.py"}, "not a function; write file.py:function"),
         ({"url": "x"}, "`command` or `remote`"),
         ("agent.py:odd", "'question', which no episode gives"),
     ],

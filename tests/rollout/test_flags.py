@@ -74,21 +74,71 @@ OK = ToolResult("54.0")
 CLEAN = episode(([call(expr="1+1")], [OK]), ([], []))
 
 
-def test_a_clean_episode_has_no_flags() -> None:
-    assert find_flags(CLEAN) == [] and find_flags(Episode("e", "t")) == []
+FAILED = ToolResult("SyntaxError", error="exception")
+MALFORMED = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
 
 
-def test_bad_argument_names_tool_and_answer() -> None:
-    bad = ToolResult("expr: expected a string\n, got 4,5", error="bad_arguments")
-    (flag,) = find_flags(episode(([call(expr=1)], [bad]), ([call(expr="2")], [OK]), ([], [])))
-    assert (flag.name, flag.turn) == ("BADARG", 0)
-    assert flag.evidence == "1×, first calculator: expr: expected a string , got 4,5"
-    unknown = ToolResult("no tool calc", error="unknown_tool")
-    assert "BADARG" in flag_names(episode(([call()], [unknown]), ([call()], [OK]), ([], [])))
-
-
-def test_no_tool() -> None:
-    assert flag_names(episode(([], []))) == ("NOTOOL",)
+@pytest.mark.parametrize(
+    ("made", "names", "turn", "evidence"),
+    [
+        (CLEAN, "", None, ""),
+        (Episode("e", "t"), "", None, ""),
+        (episode(([], [])), "NOTOOL", 0, "it answered without calling a tool"),
+        (
+            episode(
+                ([call(a=1)], [ToolResult("a: expected\n, got 4,5", error="bad_arguments")]),
+                ([call(a="2")], [OK]),
+                ([], []),
+            ),
+            "BADARG",
+            0,
+            "1×, first calculator: a: expected , got 4,5",
+        ),
+        (
+            episode(([call()], [ToolResult("?", error="unknown_tool")]), ([call()], [OK])),
+            "BADARG",
+            0,
+            "1×, first calculator: ?",
+        ),
+        (CLEAN.with_(outcome=Outcome.TRUNCATED_TURNS), "TRUNC", 2, "truncated_turns"),
+        (
+            episode(([call()], [OK]), stop_reason=StopReason.LENGTH),
+            "TRUNC",
+            0,
+            "turn 0 was cut after 3 tokens",
+        ),
+        (
+            episode(([call(a=1)], [FAILED]), ([], [])),
+            "TOOLFAIL AFTERERR",
+            0,
+            "calculator failed 1×: SyntaxError",
+        ),
+        (
+            episode(([call(a=1)], [FAILED]), ([call(a=2)], [OK]), ([], [])),
+            "TOOLFAIL",
+            0,
+            "calculator failed 1×: SyntaxError",
+        ),
+        (
+            episode(
+                ([MALFORMED], [ToolResult("not JSON", error="malformed_call")]), ([call()], [OK])
+            ),
+            "MALFORMED",
+            0,
+            "not JSON: line 1",
+        ),
+        (
+            CLEAN.with_(fact="skipped:drift"),
+            "DRIFT",
+            None,
+            "a separator, role or stop token is missing",
+        ),
+    ],
+)
+def test_each_rule(made: Episode, names: str, turn: int | None, evidence: str) -> None:
+    flags = find_flags(made)
+    assert " ".join(flag.name for flag in flags) == names
+    assert not flags or (flags[0].turn == turn and flags[0].evidence.startswith(evidence))
 
 
 @pytest.mark.parametrize(
@@ -123,33 +173,9 @@ def test_loop_of_tokens() -> None:
     assert flag_names(episode(([], []), ids=[5, *[1, 2] * 20])) == ("NOTOOL", "LOOP")
 
 
-def test_truncated() -> None:
-    assert flag_names(CLEAN.with_(outcome=Outcome.TRUNCATED_TURNS)) == ("TRUNC",)
-    cut = episode(([call()], [OK]), stop_reason=StopReason.LENGTH)
-    (flag,) = find_flags(cut)
-    assert flag.evidence == "turn 0 was cut after 3 tokens"
-
-
-def test_answered_after_an_error() -> None:
-    failed = ToolResult("SyntaxError", error="exception")
-    assert flag_names(episode(([call(a=1)], [failed]), ([], []))) == ("TOOLFAIL", "AFTERERR")
-    repaired = episode(([call(a=1)], [failed]), ([call(a=2)], [OK]), ([], []))
-    assert flag_names(repaired) == ("TOOLFAIL",)
-    assert find_flags(repaired)[0].evidence == "calculator failed 1×: SyntaxError"
-
-
-def test_malformed_by_call_and_by_result() -> None:
-    broken = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
-    (flag,) = find_flags(
-        episode(([broken], [ToolResult("not JSON", error="malformed_call")]), ([call()], [OK]))
-    )
-    assert (flag.name, flag.evidence) == ("MALFORMED", "not JSON: line 1")
-
-
-def test_drift_comes_from_outside_or_from_the_fact() -> None:
+def test_drift_comes_from_outside_too() -> None:
     assert flag_names(CLEAN, drift=["resegmented"]) == ()
     assert flag_names(CLEAN, drift=["by_design", "structural"]) == ("DRIFT",)
-    assert flag_names(CLEAN.with_(fact="skipped:drift")) == ("DRIFT",)
 
 
 def test_branches_are_read_one_by_one() -> None:
