@@ -258,7 +258,11 @@ def _hub(source: Source) -> Iterator[Numbered]:
     split, local = str(options.get("split") or "train"), source.folder / source.name
     try:
         if any((local / name).is_file() for name in ("state.json", "dataset_dict.json")):
-            found = _pick_saved(datasets.load_from_disk(str(local)), split, source.name)
+            found = datasets.load_from_disk(str(local))
+            if isinstance(found, dict):  # one saved without splits serves as every split
+                if split not in found:
+                    raise NotFound.of(f"split of {source.name}", split, found)
+                found = found[split]
         else:
             found = datasets.load_dataset(
                 str(local) if local.is_dir() else source.name,
@@ -279,43 +283,23 @@ def _hub(source: Source) -> Iterator[Numbered]:
         yield number, without_nulls(dict(row))
 
 
-def _pick_saved(found: Any, split: str, name: str) -> Any:
-    """Return a split of a dataset from `save_to_disk`; one saved without splits serves as every split."""
-    if not isinstance(found, dict):
-        return found
-    if split not in found:
-        raise NotFound.of(f"split of {name}", split, found)
-    return found[split]
-
-
 def _dataset(source: Source) -> Iterator[Numbered]:
-    """Yield a class (or function) of the project: its result is iterated, or indexed up to its length."""
+    """Return the rows of a class (or function) of the project: iterated, or indexed up to its length."""
     made = _call(source, dict(source.options.get("args") or {}))
-    try:
-        items: Iterable[Any]
-        if hasattr(made, "__iter__"):
-            items = made
-        elif hasattr(made, "__len__") and hasattr(made, "__getitem__"):
-            items = (made[index] for index in range(len(made)))
-        else:
+    if not hasattr(made, "__iter__"):
+        if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
             raise ConfigError(
                 f"{source.name} returns {type(made).__name__}, neither iterable nor indexable."
             )
-        yield from _check_rows(items)
-    except AgentRLError:
-        raise
-    except Exception as error:
-        raise EnvError(f"{source.name} raised {describe_error(error)}") from error
+        made = map(made.__getitem__, range(len(made)))
+    return _check_rows(source, made)
 
 
 def _generate(source: Source) -> Iterator[Numbered]:
-    """Yield the first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
+    """Return the first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
     made = _call(source, args)
-    try:
-        yield from itertools.islice(_check_rows(made), int(source.options["count"]))
-    except Exception as error:
-        raise EnvError(f"{source.name} raised {describe_error(error)}") from error
+    return _check_rows(source, itertools.islice(made, int(source.options["count"])))
 
 
 READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}
@@ -333,9 +317,15 @@ def _call(source: Source, args: Mapping[str, Any]) -> Any:
     return function(**args)
 
 
-def _check_rows(items: Iterable[Any]) -> Iterator[Numbered]:
-    for number, row in enumerate(items, 1):
-        yield number, dict(row) if isinstance(row, Mapping) else "a row must be a mapping."
+def _check_rows(source: Source, items: Iterable[Any]) -> Iterator[Numbered]:
+    """Yield the rows that a project's code makes. Raises EnvError for what it raises."""
+    try:
+        for number, row in enumerate(items, 1):
+            yield number, dict(row) if isinstance(row, Mapping) else "a row must be a mapping."
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{source.name} raised {describe_error(error)}") from error
 
 
 def without_nulls(value: Any) -> Any:

@@ -58,6 +58,7 @@ class SearchTool(Tool):
     """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins."""
 
     name = "search"
+    schema = tool_schema(search)
     pure = True
     examples = ({"query": "largest moon of Saturn"}, {"query": "rivers in Peru", "top_k": 2})
 
@@ -82,7 +83,6 @@ class SearchTool(Tool):
             seconds,
         )
         self.timeout = seconds
-        self.schema = tool_schema(search)
         self.folder: Path | None = None
 
     def own_limits(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
-from agentrl_cli.types import ToolResult, ToolSchema
+from agentrl_cli.types import ToolResult
 
 WIDTH = 200
 """Maximum characters shown of a value."""
@@ -103,12 +103,6 @@ def sql(query: str) -> ToolResult:
     raise NotImplementedError("SqlTool.execute runs the query.")
 
 
-@cache
-def _schema() -> ToolSchema:
-    """Make the schema once: a pack opens a tool for each episode."""
-    return tool_schema(sql)
-
-
 class SqlTool(Tool):
     """`database`: for rows without one. `rows`: maximum rows shown. `seconds`: time limit of a statement.
 
@@ -116,6 +110,7 @@ class SqlTool(Tool):
     """
 
     name = "sql"
+    schema = tool_schema(sql)
     own_timeout = True  # `execute` interrupts the statement
     examples = ({"query": "SELECT 6 * 7 AS answer"}, {"query": "SELECT name FROM sqlite_master"})
 
@@ -133,7 +128,6 @@ class SqlTool(Tool):
             raise ConfigError("The limits of sql (rows, seconds, memory_mb) must be above 0.")
         self.database, self.writable, self.rows = database, writable, rows
         self.seconds, self.memory_mb, self.anywhere = seconds, memory_mb, anywhere
-        self.schema = copy.deepcopy(_schema())
         self.folder: Path | None = None
 
     def own_limits(self) -> dict[str, Any]:
