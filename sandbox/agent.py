@@ -50,8 +50,11 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             end.close()
 
 
-def limit(limits: dict[str, int]) -> None:
-    """Sets the limits of every process of the program. Address space is not one: some runtimes reserve much of it."""
+def become_program(command: list[str], ready: int, folder: str, limits: dict[str, int]) -> NoReturn:
+    """Sets the limits in the child, then runs the program.
+
+    Address space is not one of them: some runtimes reserve much of it.
+    """
     pairs = [
         (resource.RLIMIT_DATA, limits["memory_mb"] << 20),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
@@ -59,14 +62,9 @@ def limit(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_CORE, 0),
     ]
-    privileges.set_limits((which, value, value) for which, value in pairs)
-
-
-def become_program(command: list[str], ready: int, folder: str, limits: dict[str, int]) -> NoReturn:
-    """Sets the limits in the child, then runs the program."""
     try:
         os.chdir(folder)
-        limit(limits)
+        privileges.set_limits((which, value, value) for which, value in pairs)
         os.write(ready, b"1")
         os.close(ready)
         os.execvp(command[0], command)

@@ -212,8 +212,10 @@ class Box:
 
     def stop_protected(self) -> None:
         """Stops the processes that outlive an execution; its code may have resumed them."""
-        for pid in self.list_protected():
+        for pid in self.checkpoints.pids():
             signal_process(pid, signal.SIGSTOP)
+        if self.process:
+            processes.stop(self.process.pid)
 
     def own_processes(self) -> int:
         """Processes that count against the limit of an execution and are not its own."""

@@ -165,12 +165,28 @@ def _reap_all() -> None:
             return
 
 
-def _is_running(pid: int) -> bool:
+def _state(entry: str) -> bytes:
+    """Return the state of a process, or of a thread, by its entry below /proc; X once it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        with open(f"/proc/{entry}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return False
+        return b"X"
+
+
+def _is_running(pid: int) -> bool:
+    return _state(str(pid)) not in (b"Z", b"X")
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and waits a moment for all its threads: a fork that has begun still makes a child."""
+    signal_process(pid, signal.SIGSTOP)
+    with suppress(OSError):  # it has ended
+        for _ in range(200):
+            threads = os.listdir(f"/proc/{pid}/task")
+            if all(_state(f"{pid}/task/{one}") in (b"T", b"Z", b"X") for one in threads):
+                return
+            time.sleep(0.0001)
 
 
 class ProcessTree:

@@ -318,8 +318,8 @@ class Supervisor(Cells):
             os.kill(job.pid, signal.SIGKILL)
         _, status, usage = os.wait4(job.pid, 0)
         over = self.over_memory(reason, status, usage.ru_maxrss, job.limits)
-        killed = self.tree.kill_others(self.list_protected())
         self.stop_protected()
+        killed = self.tree.kill_others(self.list_protected())
         for capture in job.captures:
             capture.drain()
         used = usage.ru_utime + usage.ru_stime

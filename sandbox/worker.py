@@ -16,6 +16,7 @@ import io
 import json
 import linecache
 import os
+import select
 import sys
 import threading
 import traceback
@@ -213,6 +214,7 @@ class Interpreter:
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
         while True:
+            framing.wait(self.control, select.POLLIN, None)
             with suppress(OSError):
                 os.close(self.wake_fd)
             frame = framing.receive(self.control, max_fds=1)

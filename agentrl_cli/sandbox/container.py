@@ -50,8 +50,11 @@ def connect() -> Any:
         raise SandboxUnavailable(
             "The docker package is not installed.", hint="pip install docker"
         ) from None
+    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        _knock(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+        if host.startswith("unix://"):  # else the docker package leaves its socket open
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(host.removeprefix("unix://"))
         return docker.from_env(version="auto", timeout=30).api
     except (DockerException, OSError) as error:
         raise SandboxUnavailable(
@@ -59,13 +62,6 @@ def connect() -> Any:
             hint="Install and start one (Debian: `apt-get install docker.io && service docker start`), and make sure "
             "that you may use it (`docker info`).",
         ) from None
-
-
-def _knock(host: str) -> None:
-    """Raises OSError if no engine listens; the docker package would leave its socket open in that case."""
-    if host.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(host.removeprefix("unix://"))
 
 
 def sweep(api: Any) -> int:

@@ -115,7 +115,8 @@ class RunnerPool:
             for runner in list(runners):
                 if not _is_alive(runner):
                     await self._replace(runner)
-            self._prepare(profile)
+            if not runners or any(len(runner.spares) < SPARES for runner in runners):
+                self._prepare(profile)
 
     async def _replace(self, runner: Runner) -> None:
         for runners in self.runners.values():

@@ -172,7 +172,12 @@ class Session:
                 except BoxLost as lost:
                     self.sandbox.count(lost.status)
             self._drop()
-            return await self._rebuild()
+            try:
+                async with self.sandbox.slots:
+                    return await self._open()
+            except (BoxLost, SandboxUnavailable) as problem:
+                self._drop()
+                raise _fault("The session could not be rebuilt", problem) from None
 
     async def close(self) -> None:
         """Ends everything the session started. May be called while it runs, and more than once."""
@@ -245,65 +250,38 @@ class Session:
         """Return the answer to a request; a lost box is rebuilt once. Raises SandboxFault."""
         if (used := USED.get()) is not None:
             used.add(self.level)
+        if self._closed:
+            raise SandboxFault("The session is closed.")
         for attempt in (1, 2):
             try:
-                await self._ready()
+                if self._box is None and (found := await self._open()):
+                    self._drop()
+                    raise SandboxFault(
+                        "The session was lost, and its calls gave other results when they were repeated: "
+                        f"call {found[0].call} gave {found[0].recorded!r:.200}, now {found[0].now!r:.200}."
+                    )
                 return await self._ask(header, body, seconds)
-            except BoxLost as lost:
+            except (BoxLost, SandboxUnavailable) as problem:  # it started when the run began
                 self._drop()
                 if self._closed:
                     raise SandboxFault("The session was closed while it ran.") from None
-                self.sandbox.count(lost.status)
+                what, status = "No sandbox could be started", str(Status.SANDBOX_UNAVAILABLE)
+                if isinstance(problem, BoxLost):
+                    what, status = "The sandbox failed twice", problem.status
+                self.sandbox.count(status)
                 if attempt == 2:
-                    raise SandboxFault(
-                        f"The sandbox failed twice ({lost.status}): {lost.detail}."
-                    ) from None
-            except SandboxUnavailable as problem:
-                self._drop()  # it started when the run began, so this is not the task's fault
-                self.sandbox.count(Status.SANDBOX_UNAVAILABLE)
-                if attempt == 2 or self._closed:
-                    raise SandboxFault(
-                        f"No sandbox could be started: {problem.message}", hint=problem.hint
-                    ) from None
+                    raise _fault(what, problem) from None
         raise AssertionError("unreachable")
 
-    async def _ready(self) -> None:
-        """Opens a box if absent, and repeats the executions of the lost one."""
-        if self._closed:
-            raise SandboxFault("The session is closed.")
-        if self._box is None:
-            self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
-            if found := await self._repeat():
-                self._drop()
-                raise SandboxFault(
-                    "The session was lost, and its calls gave other results when they were repeated: "
-                    f"call {found[0].call} gave {found[0].recorded!r:.200}, now {found[0].now!r:.200}."
-                )
-
-    async def _repeat(self) -> tuple[Diverged, ...]:
-        """Repeats the recorded requests in the fresh box. Raises BoxLost."""
+    async def _open(self) -> tuple[Diverged, ...]:
+        """Opens a fresh box and repeats the recorded requests in it. Raises BoxLost, SandboxUnavailable."""
+        self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
         found: list[Diverged] = []
         for number, request in enumerate(self.history, 1):
             now = _answer(await self._ask(request.header, request.body, request.seconds))
             if now != request.answer:
                 found.append(Diverged(number, _describe(request.answer), _describe(now)))
         return tuple(found)
-
-    async def _rebuild(self) -> tuple[Diverged, ...]:
-        """Opens a fresh box and repeats the history in it."""
-        try:
-            async with self.sandbox.slots:
-                self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
-                return await self._repeat()
-        except BoxLost as lost:
-            self._drop()
-            raise SandboxFault(
-                f"The session could not be rebuilt ({lost.status}): {lost.detail}."
-            ) from None
-        except SandboxUnavailable as problem:
-            raise SandboxFault(
-                f"The session could not be rebuilt: {problem.message}", hint=problem.hint
-            ) from None
 
     async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
         """Makes one round trip. Raises BoxLost, also for a status that is an infrastructure fault."""
@@ -349,6 +327,12 @@ def _read_result(frame: Any, limits: LimitsConfig, level: str) -> ExecResult:
         truncated=head["cut"],
         limits=limits,
     )
+
+
+def _fault(what: str, problem: BoxLost | SandboxUnavailable) -> SandboxFault:
+    if isinstance(problem, BoxLost):
+        return SandboxFault(f"{what} ({problem.status}): {problem.detail}.")
+    return SandboxFault(f"{what}: {problem.message}", hint=problem.hint)
 
 
 def _answer(frame: Any) -> tuple[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -29,13 +30,13 @@ def descendants(pid: int) -> list[int]:
     return found + [deeper for child in found for deeper in descendants(child)]
 
 
-def commands(word: str) -> list[str]:
-    """Command lines with a word in them, of every process but the tests'."""
+def commands(pattern: str) -> list[str]:
+    """Command lines that a pattern fits, of every process but the tests'."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             found.append(path.read_bytes().decode("utf-8", "replace").replace("\0", " "))
-    return [line for line in found if word in line and "pytest" not in line]
+    return [line for line in found if re.search(pattern, line) and "pytest" not in line]
 
 
 def comes(condition: Callable[[], bool], lives: Callable[[], bool] = lambda: True) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.sandbox import ExecResult, Sandbox, Session, Status, owner
+from agentrl_cli.sandbox import Sandbox, Status, owner
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
 from tests.helpers.processes import comes, commands, descendants, soon
@@ -199,28 +199,3 @@ async def test_programs_wait_for_a_slot_in_turn() -> None:
         assert all(
             early[0] < late[0] for early, late in zip(spans, spans[AT_ONCE + 1 :], strict=False)
         )
-
-
-async def test_no_session_starves_beside_busy_ones() -> None:
-    async with await opened() as sandbox:
-        greedy = [await sandbox.session() for _ in range(3 * AT_ONCE)]
-        newcomer = await sandbox.session()
-        done = 0
-
-        async def ask(session: Session) -> None:
-            nonlocal done
-            while True:
-                assert (await session.cell("import time; time.sleep(0.02)")).ok
-                done += 1
-
-        tasks = [asyncio.ensure_future(ask(session)) for session in greedy]
-        try:
-            while done < 2 * len(greedy):
-                await asyncio.sleep(0.01)
-            before = done
-            result: ExecResult = await newcomer.cell("6 * 7")
-            assert result.stdout == "42\n" and done - before <= 2 * len(greedy), (done, before)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

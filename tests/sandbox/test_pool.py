@@ -41,12 +41,15 @@ async def test_many_sessions_at_once(sandbox: Sandbox) -> None:
 
 
 async def test_a_lost_box_is_rebuilt_and_a_second_loss_is_a_fault(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
-    await session.cell("x = 41")
+    session = await sandbox.session(keep=3)
+    await session.cell("x = 1\nopen('a', 'w').write('1')")
+    await session.cell("x = 41\nopen('a', 'w').write('2')")
     the_process(sandbox).kill()
     await asyncio.sleep(0.1)
     assert (await session.cell("x + 1")).stdout == "42\n"
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
+    await session.back(2)
+    assert [(await session.cell("x")).stdout, await session.read("a")] == ["1\n", b"1"]
     await session.close()
     with pytest.raises(SandboxFault):
         await session.cell("x")

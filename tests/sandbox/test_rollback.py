@@ -9,7 +9,6 @@ import pytest
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Status
-from tests.sandbox.test_pool import the_process
 
 both = pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 """Checkpoints are made alike at both levels; what they hold differs."""
@@ -149,16 +148,6 @@ async def test_a_checkpoint_that_the_code_ended_is_made_again(sandbox: Sandbox, 
     assert await session.back(2) == ()
     assert (await session.cell("x * 7, 'y' in globals()")).stdout == "(42, False)\n"
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
-
-
-async def test_a_lost_session_is_rebuilt_with_what_it_could_go_back_to(sandbox: Sandbox) -> None:
-    session = await sandbox.session(keep=3)
-    await session.cell("x = 1\nopen('a', 'w').write('1')")
-    await session.cell("x = 2\nopen('a', 'w').write('2')")
-    the_process(sandbox).kill()
-    assert (await session.cell("x")).stdout == "2\n"
-    await session.back(2)
-    assert [(await session.cell("x")).stdout, await session.read("a")] == ["1\n", b"1"]
 
 
 async def test_kept_files_stay_within_the_limit_of_the_folder(sandbox: Sandbox) -> None:

@@ -142,19 +142,6 @@ def small_group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_kill_for_memory_elsewhere_is_counted_only_if_this_execution_was_killed(
-    small_group: Path,
-) -> None:
-    kills = guest_module("processes").OutOfMemoryKills([])
-    kills.since(over=False, killed=False)
-    bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
-    for killed, whose in ((False, ""), (True, "others")):
-        assert subprocess.run([sys.executable, "-S", "-c", bomb], check=False).returncode == -9
-        assert kills.since(over=False, killed=killed) == whose
-    for fd in kills.fds:
-        os.close(fd)
-
-
 async def test_at_docker_a_kill_elsewhere_changes_no_result(small_group: Path) -> None:
     bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
     try:
