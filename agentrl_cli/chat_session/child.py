@@ -153,8 +153,10 @@ class Server:
                 total = sum(part.value * part.weight for part in parts)
                 shown = [fields_of(part, PART) for part in parts]
                 self.emit({"ev": "reward", "parts": shown, "total": total})
+            case "task" if wanted := str(request.get("id") or ""):
+                await session.start(self.choices.find(wanted))
             case "task":
-                await self._task(str(request.get("id") or ""))
+                self.emit({"ev": "tasks", "tasks": self.choices.offer()})
             case "save":
                 self.db.parent.mkdir(parents=True, exist_ok=True)
                 with Store.open(self.db) as store:
@@ -169,13 +171,6 @@ class Server:
                 session.options.sampling |= {k: request[k] for k in SETTINGS if k in request}
             case _:
                 self.emit({"ev": "error", "message": f"unknown request {op!r}", "hint": ""})
-
-    async def _task(self, wanted: str) -> None:
-        """Open a task by its id, or its number among those offered last; without one, offer three others."""
-        if wanted:
-            await self.session.start(self.choices.find(wanted))
-        else:
-            self.emit({"ev": "tasks", "tasks": self.choices.offer()})
 
 
 RESULT = ("text", "error", "seconds")

@@ -64,13 +64,6 @@ class Answer:
     rest: bool = False
     """Whether the decision also applies to the turn's other calls."""
 
-    @property
-    def result(self) -> ToolResult:
-        """The result in place of a call that was not run."""
-        if self.text is None:
-            return ToolResult(REFUSED, error="refused")
-        return ToolResult(self.text)
-
 
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable[Answer]]
 """Called once per tool call with the turn's remaining calls, that one first."""
@@ -245,7 +238,11 @@ class Conversation(LoopAttempt):
     async def run_tools(self) -> bool:
         """Run, refuse or answer the turn's calls one by one. Returns whether the model should continue."""
         turn = self.parsed
-        answers = await _decisions(self.options.approve, turn.calls)
+        answers, approve = list[Answer](), self.options.approve
+        for index in range(len(turn.calls)):
+            last = answers[-1] if answers else Answer()
+            ask = None if last.rest else approve
+            answers.append(last if ask is None else await ask(turn.calls[index:]))
         if all(answer.run for answer in answers):
             return await self.ask_world(turn)
         if not any(answer.run or answer.text is not None for answer in answers):
@@ -255,7 +252,12 @@ class Conversation(LoopAttempt):
         step = await step_of(self.env, replace(turn, calls=run)) if run else Step()
         given = iter(results_of(step))
         results = tuple(
-            next(given, ToolResult("")) if answer.run else answer.result for answer in answers
+            next(given, ToolResult(""))
+            if answer.run
+            else ToolResult(REFUSED, error="refused")
+            if answer.text is None
+            else ToolResult(answer.text)
+            for answer in answers
         )
         messages = tool_messages(turn.calls, results)
         if not run:
@@ -295,18 +297,6 @@ def tool_messages(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> l
         {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
         for call, result in zip(calls, results, strict=True)
     ]
-
-
-async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> list[Answer]:
-    """Return the user's decision about each call; without `approve` all are run."""
-    answers: list[Answer] = []
-    for index in range(len(calls)):
-        last = answers[-1] if answers else Answer(rest=approve is None)
-        if last.rest or approve is None:
-            answers.append(last)
-        else:
-            answers.append(await approve(calls[index:]))
-    return answers
 
 
 def failed_run(turns: Sequence[Turn]) -> int:

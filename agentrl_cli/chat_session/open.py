@@ -34,7 +34,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.world import make_env
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.types import Episode, Message, Task
@@ -125,7 +125,12 @@ def open_past(given: argparse.Namespace) -> Past:
         task = next((item for item in rows if item.id == row.task_id), None)
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
-    return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
+    decode = None
+    if kept is not None:
+        byte = "byte_tokenizer" in json.loads(kept.tokenizer_json)
+        stored = kept.tokenizer_json, kept.chat_template, kept.specials
+        decode = ByteTokenizer().plain if byte else Tokenizer(*stored).plain
+    return Past(given.db, base, config, pack, task, episode, row, siblings, decode)
 
 
 def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
@@ -146,14 +151,6 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     }
     nearest = min({0, *found}, key=lambda at: (abs(sampled - at), -at))
     return f"{run.name}@{nearest}" if nearest else None
-
-
-def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None:
-    if kept is None:
-        return None
-    if "byte_tokenizer" in json.loads(kept.tokenizer_json):
-        return ByteTokenizer().plain
-    return Tokenizer(kept.tokenizer_json, kept.chat_template, kept.specials).plain
 
 
 def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:
@@ -182,7 +179,9 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         base, config, pack, task = past.base, past.config, past.pack, past.task
     else:
         base, config = _settings(given)
-        pack = _pack(given, config.task.packs)
+        project = find_project(override=given.project)
+        names = given.pack or (config.task.packs if project is not None else ())
+        pack = load_pack(names[0], base=project) if names else NO_PACK
         task = _task(given, pack)
     await reachable(given.model, config)
     policy, chat = open_policy(
@@ -249,13 +248,6 @@ def _settings(given: argparse.Namespace) -> tuple[Path, Config]:
     return base, config
 
 
-def _pack(given: argparse.Namespace, packs: Sequence[str]) -> Pack:
-    """Return the named pack, else the project's first; NO_PACK outside a project."""
-    project = find_project(override=given.project)
-    names = given.pack or (packs if project is not None else ())
-    return load_pack(names[0], base=project) if names else NO_PACK
-
-
 def _task(given: argparse.Namespace, pack: Pack) -> Task:
     """Return the given task, or one without data whose prompt is a system message alone."""
     if not given.task:
@@ -311,7 +303,14 @@ def open_policy(
     `script` is a file with the scripted model's replies, a JSON list of texts.
     """
     if (name or config.model.name) != "scripted":
-        return _load_policy(name, config, db, base)
+        from agentrl_cli.policies.load import load_policy  # imports torch, only in this process
+
+        opened = Store.open(db, readonly=True) if db.is_file() else contextlib.nullcontext()
+        with opened as store:
+            loaded = load_policy(name, config, base=base, store=store)
+        if isinstance(loaded.policy, RemotePolicy):
+            loaded.policy.endpoint.watch()
+        return loaded.policy, loaded.chat
     folder = bundled_model()
     byte = ByteTokenizer()
     bundled = (folder / "tokenizer.json").is_file() and (
@@ -345,16 +344,3 @@ async def reachable(name: str | None, config: Config) -> None:
         raise PolicyError(error.message, hint=hint) from error
     finally:
         await endpoint.close()
-
-
-def _load_policy(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
-    from agentrl_cli.policies.load import load_policy  # imports torch, only in this process
-
-    if not db.is_file():
-        loaded = load_policy(name, config, base=base)
-    else:
-        with Store.open(db, readonly=True) as store:
-            loaded = load_policy(name, config, base=base, store=store)
-    if isinstance(loaded.policy, RemotePolicy):
-        loaded.policy.endpoint.watch()
-    return loaded.policy, loaded.chat

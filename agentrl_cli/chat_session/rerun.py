@@ -108,11 +108,8 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
             answers = next(
                 (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
             )
-            if turn.calls:
-                out += _again(turn, results_of(step), answers, calls)
-                calls += len(turn.calls)
-            else:
-                out += _said_again(turn, step, answers)
+            out += _again(turn, step, answers, calls)
+            calls += len(turn.calls)
         said += 1
     return ReplayResult(out, earned)
 
@@ -146,40 +143,24 @@ def results_of(step: Step) -> tuple[ToolResult, ...]:
     return step.results or tuple(ToolResult(text) for text in texts)
 
 
-def _again(
-    turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int
-) -> list[Rerun]:
-    """Return the reruns of a turn's calls; `calls` is the number of calls before the turn."""
+def _again(turn: Turn, step: Step, answers: Turn | None, calls: int) -> list[Rerun]:
+    """Return the reruns of a turn's calls, or of what it wrote to the simulated user; `calls`: those before it."""
     before: Sequence[ToolResult] = ()
-    if answers is not None and answers.role == "tool":
-        before = answers.results or [
-            ToolResult(str(message.get("content") or "")) for message in answers.messages
+    if answers is not None and answers.role == ("tool" if turn.calls else "user"):
+        texts = [str(message.get("content") or "") for message in answers.messages]
+        before = answers.results or [ToolResult(text) for text in texts]
+    if turn.calls:
+        known = [*before, *[None] * len(turn.calls)]
+        return [
+            Rerun(calls + n + 1, turn.index, call.name, call.arguments, known[n], result)
+            for n, (call, result) in enumerate(zip(turn.calls, results_of(step), strict=False))
         ]
-    return [
-        Rerun(
-            calls + n + 1,
-            turn.index,
-            call.name,
-            call.arguments,
-            before[n] if n < len(before) else None,
-            result,
-        )
-        for n, (call, result) in enumerate(zip(turn.calls, after, strict=False))
-    ]
-
-
-def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
-    """Return the rerun of a turn that was sent to the simulated user; empty without any answer."""
     now = [
         str(message.get("content") or "") for message in step.messages if message["role"] == "user"
     ]
-    before = _content(answers) if answers is not None and answers.role == "user" else None
-    if before is None and not now:
-        return []
     after = ToolResult("\n".join(now), error=None if now else "silent")
-    return [
-        Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)
-    ]
+    said = next(iter(before), None)
+    return [Rerun(0, turn.index, "user", None, said, after)] if now or said else []
 
 
 def mark_diverged(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:

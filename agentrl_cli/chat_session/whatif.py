@@ -234,7 +234,10 @@ class WhatIf:
         return child.id
 
     async def reroll(self, policy: Policy, chat: Chat, sandbox: Sandbox | None) -> None:
-        """Sample `samples` episodes from the turn on, and store them with their advantages."""
+        """Sample `samples` episodes from the turn on, and store them with their advantages.
+
+        Raises EnvError if every one of them is an error.
+        """
         past, given, old = self.past, self.given, self.past.episode
         turns_before(*chain_to(old, given.turn)[:2])  # raises for a wrong turn, before any sampling
         group = f"whatif-{new_id()}"
@@ -254,25 +257,22 @@ class WhatIf:
         def report(episode: Episode) -> None:
             self.emit("progress", sample=episode.sample, reward=episode.reward)
 
-        self._keep(await Reroll(self, policy, chat, sandbox).run(jobs, report))
-
-    def diverge(self, item: Rerun) -> None:
-        """Report once that a recorded call answers otherwise now."""
-        if not item.same and (item.turn, item.call) not in self.diverged:
-            self.diverged.add((item.turn, item.call))
-            self.emit("diverged", **rerun_object(item))
-
-    def _keep(self, children: Sequence[Episode]) -> None:
-        """Store the children with their advantages. Raises EnvError if every one of them is an error."""
+        children = await Reroll(self, policy, chat, sandbox).run(jobs, report)
         if all(child.outcome is not None and child.outcome.is_error for child in children):
             raise EnvError(children[0].error)
         graded = [child for child in children if child.graded]
         found = advantages([child.graded_reward for child in graded])
         values = {child.id: value for child, value in zip(graded, found, strict=True)}
         children = [replace(child, advantage=values.get(child.id)) for child in children]
-        self.past.keep(children)
+        past.keep(children)
         for child in children:
             self.emit("child", **child_object(child))
+
+    def diverge(self, item: Rerun) -> None:
+        """Report once that a recorded call answers otherwise now."""
+        if not item.same and (item.turn, item.call) not in self.diverged:
+            self.diverged.add((item.turn, item.call))
+            self.emit("diverged", **rerun_object(item))
 
 
 def rerun_object(item: Rerun) -> dict[str, Any]:
@@ -315,18 +315,9 @@ ARGUMENTS = SHARED | {
 }
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the child's own arguments; the text of --edit may begin with a minus."""
-    given = list(argv)
-    if "--edit" in given[:-1]:
-        at = given.index("--edit")
-        given[at : at + 2] = [f"--edit={given[at + 1]}"]
-    return parse("whatif", ARGUMENTS, given)
-
-
 async def run(argv: Sequence[str], out: TextIO) -> int:
     """Run the child. Returns the exit status."""
-    given = parse_arguments(argv)
+    given = parse("whatif", ARGUMENTS, argv)
     try:
         await WhatIf(given, open_past(given), out).run()
     except AgentRLError as error:

@@ -123,7 +123,7 @@ def _plain(client: ChatClient, say: list[str] | None, *, as_json: bool) -> int:
     from rich.text import Text
 
     from agentrl_cli.commands.common import console, echo, echo_jsonl
-    from agentrl_cli.tui.chat.plain import Messages, PlainChat
+    from agentrl_cli.tui.chat.plain import PlainChat
     from agentrl_cli.tui.common.plain_text import STEERS
 
     out = console()
@@ -145,5 +145,5 @@ def _plain(client: ChatClient, say: list[str] | None, *, as_json: bool) -> int:
 
     width = out.width if out.is_terminal else 100
     chat = PlainChat(client, show, width, (lambda event: echo_jsonl([event])) if as_json else None)
-    code = asyncio.run(chat.run(sys.stdin if say is None else Messages(say), prompt))
+    code = asyncio.run(chat.run(iter(sys.stdin.readline, "") if say is None else iter(say), prompt))
     return code or int(say is not None and chat.errors > 0)

@@ -17,7 +17,7 @@ from agentrl_cli.reports.html import export_html
 from agentrl_cli.reports.report import make_report
 from agentrl_cli.reports.report_pages import write_report
 from agentrl_cli.store import Store
-from agentrl_cli.tui.common.load_episode import token_texts
+from agentrl_cli.tui.common.reader import token_texts
 
 
 class Kind(StrEnum):

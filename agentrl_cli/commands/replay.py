@@ -23,8 +23,8 @@ from agentrl_cli.commands.show import print_episode_json
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store import Store
 from agentrl_cli.tui.common.layers import LAYERS
-from agentrl_cli.tui.common.load_episode import holds_secret
 from agentrl_cli.tui.common.plain_text import STEERS
+from agentrl_cli.tui.common.reader import holds_secret
 from agentrl_cli.tui.replay.plain import replay_lines, token_rows
 from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
 

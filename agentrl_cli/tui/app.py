@@ -14,7 +14,7 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,10 +30,9 @@ from textual.screen import Screen
 from agentrl_cli.errors import nearest
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.tui.common.agent_screen import SCREENS, picture
-from agentrl_cli.tui.common.keys import KeyCommands
+from agentrl_cli.tui.common.keys import describe_keys, read_settings, settings_path
 from agentrl_cli.tui.common.layers import use_palette
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.settings import read_settings, settings_path
 from agentrl_cli.tui.common.token_text import CONTROL
 
 WAIT = 0.3
@@ -81,8 +80,7 @@ def is_light(theme: str, environ: Mapping[str, str] = os.environ) -> bool:
     last = environ.get("COLORFGBG", "").rpartition(";")[2]
     if last.isdigit():
         return int(last) in (7, 15)
-    answer = _ask()
-    return light_background(answer) if answer else False
+    return light_background(_ask())
 
 
 def light_background(answer: bytes) -> bool:
@@ -140,7 +138,6 @@ class AgentApp(App[int]):
 
     CSS_PATH = Path(__file__).with_name("agentrl.tcss")
     TITLE = "agentrl"
-    COMMANDS = App.COMMANDS | {KeyCommands}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False)]
 
     def __init__(self, db: Path, first: Callable[[Reader], Screen[Any]]) -> None:
@@ -175,10 +172,16 @@ class AgentApp(App[int]):
         self.push_screen(self._first(self.reader))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Return Textual's commands but its screenshot: `s` asks before a picture that may show a secret."""
+        """Yield the screen's keys, and Textual's commands but its screenshot.
+
+        `s` asks before a picture that may show a secret.
+        """
         flip = "Light or dark", "Paint the screens in light or in dark colours", self.flip
-        commands = super().get_system_commands(screen)
-        return SystemCommand(*flip), *(one for one in commands if one.title not in TEXTUAL)
+        yield SystemCommand(*flip)
+        yield from (one for one in super().get_system_commands(screen) if one.title not in TEXTUAL)
+        for key, words in describe_keys(screen):
+            run = partial(self.run_action, key.action, screen)
+            yield SystemCommand(f"{words}   {key.key}   {key.id}", "", run)
 
     def flip(self) -> None:
         """Takes the other theme."""

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.chat_session.child import parse
 from agentrl_cli.chat_session.open import nearest_checkpoint
 from agentrl_cli.chat_session.rerun import advantages, chain_to, same_answer
-from agentrl_cli.chat_session.whatif import parse_arguments, run
+from agentrl_cli.chat_session.whatif import ARGUMENTS, run
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
@@ -30,11 +27,16 @@ from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.tui.whatif.view import event_lines, whatif_arguments
 from agentrl_cli.types import Episode, Origin, Outcome, ToolResult
+from tests.chat_session.test_golden import fill
 from tests.helpers.trees import grafted
-from tests.helpers.tui import until, until_text, visible
+from tests.helpers.tui import screen_of, until, until_text, visible
 
 PACK = load_pack("calc-task")
-TASK = next(task for task in PACK.tasks("train") if PACK.solution(task)[0].get("tool_calls"))
+ROW, TASK = next(
+    (row, task)
+    for row, task in enumerate(PACK.tasks("train"))
+    if PACK.solution(task)[0].get("tool_calls")
+)
 
 
 def solution() -> list[str]:
@@ -49,42 +51,6 @@ def solution() -> list[str]:
     return texts
 
 
-def fill(path: Path) -> str:
-    """A store with one group of two scripted episodes of calc-task, the first right and the second wrong."""
-    task, right = TASK, solution()
-    tokenizer = ByteTokenizer()
-    config = Config()
-    config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
-
-    async def make() -> str:
-        with Store.open(path) as store:
-            store.tokenizers.add(
-                tokenizer.hash,
-                tokenizer.json,
-                tokenizer.chat_template or "",
-                dict(tokenizer.specials),
-            )
-            store.tasks.add([task])
-            settings = config.model_dump(mode="json")
-            row = store.runs.add(
-                RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings)
-            )
-            ids = []
-            for sample, replies in enumerate((right, ["I guess 1."])):
-                rollout = Rollout(
-                    ScriptedPolicy(replies, tokenizer),
-                    Chat(tokenizer),
-                    {PACK.name: PACK},
-                    config,
-                    store=store,
-                )
-                job = Job(task, sample, sample, "g", 1, row.id, "train")
-                ids.append((await rollout.run([job]))[0].id)
-            return ids[0]
-
-    return asyncio.run(make())
-
-
 async def child(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     out = io.StringIO()
     code = await run(["--db", str(db), "--episode", episode, *arguments], out)
@@ -93,8 +59,8 @@ async def child(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    path = tmp_path_factory.mktemp("whatif") / "agentrl.db"
-    return path, fill(path)
+    folder = tmp_path_factory.mktemp("whatif")
+    return folder / "a.db", asyncio.run(fill(folder, PACK, ROW, *solution()))
 
 
 @pytest.mark.parametrize(
@@ -142,13 +108,9 @@ async def test_a_what_if_says_whose_weights_continue(
     db, episode = made
     copy = tmp_path / "a.db"
     copy.write_bytes(db.read_bytes())
-    found = Tokenizer.load(bundled_model())
     with Store.open(copy) as store, store.transaction() as conn:
         store.runs.add_checkpoint("r1", 1, bundled_model(), {}, "step")
-        store.tokenizers.add(
-            found.hash, found.json, found.chat_template or "", dict(found.specials)
-        )
-        conn.execute("UPDATE episodes SET weights_version='made@1', tokenizer=?", (found.hash,))
+        conn.execute("UPDATE episodes SET weights_version='made@1'")
     code, events = await child(copy, episode, "--turn", "2")
     assert code == 0 and events[0]["model"] == "made@1" == events[0]["sampled_by"]
     assert "made@1" in event_lines(events[0])[0].plain
@@ -163,23 +125,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
-    db = tmp_path / "a.db"
-    episode = await asyncio.to_thread(fill, db)
-    with Store.open(db) as store, store.transaction() as conn:
-        conn.execute("UPDATE tool_calls SET result='something else' WHERE episode_id=?", (episode,))
-    _, events = await child(db, episode, "--rerun")
-    first = next(event for event in events if event["ev"] == "rerun")
-    assert not first["same"] and "-something else" in first["diff"]
-    rewards = next(event for event in events if event["ev"] == "rewards")
-    assert rewards["same"] is False and rewards["episode"] == ""
-
-
 async def test_verifying_says_where_it_diverged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Path
 ) -> None:
     db = tmp_path / "a.db"
-    episode = await asyncio.to_thread(fill, db)
+    episode = await fill(tmp_path, PACK, ROW, *solution())
     command = ["replay", episode, "--verify", "--db", str(db)]
     assert await asyncio.to_thread(main, command) == 0
     seen = capsys.readouterr()
@@ -248,7 +198,7 @@ async def test_a_reroll_of_a_branch_continues_its_path(
     with Store.open(db) as store:
         parent = store.episodes.get(episode)
         tree = grafted(parent, parent, 2).with_(id="tree", kind="rollout", group_id=None)
-        store.episodes.add([tree], tokenizer=ByteTokenizer().hash)
+        store.episodes.add([tree], tokenizer=Tokenizer.load(bundled_model()).hash)
     turn = len(parent.turns)
     given = [
         "--turn",
@@ -281,7 +231,7 @@ def test_requests_are_read() -> None:
     assert whatif_arguments("rerun") == ["--rerun"]
     wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
     assert whatif_arguments("turn=2 n=4 T=0.7 model=a@best") == wanted
-    assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "a\nb \\n = c"
+    assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "--edit=a\nb \\n = c"
     for wrong in ("n=4", "turn=x", "turn=1 tmp=2", "again"):
         with pytest.raises(UsageError):
             whatif_arguments(wrong)
@@ -337,7 +287,6 @@ async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -
         assert settings.has_focus
         await pilot.press("enter")
         await until_text(pilot, "agentrl what if")
-        screen = pilot.app.screen
-        assert isinstance(screen, WhatIfScreen)
-        given = parse_arguments(screen.client.arguments)
+        screen = screen_of(pilot, WhatIfScreen)
+        given = parse("whatif", ARGUMENTS, screen.client.arguments)
         assert (given.edit, given.turn, given.seed) == (f"-{long}\nand \\n a second", 2, 7)

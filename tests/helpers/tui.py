@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from textual.app import App
 from textual.pilot import Pilot
+
+T = TypeVar("T")
 
 
 def visible(app: App[Any]) -> str:
@@ -21,6 +23,12 @@ def steady(app: App[Any]) -> None:
     """Stops blinking cursors: a picture must not depend on the time."""
     for widget in app.screen.query("Input, TextArea"):
         widget.cursor_blink = False  # type: ignore[attr-defined]
+
+
+def screen_of(pilot: Pilot[Any], kind: type[T]) -> T:
+    """The screen in front, which is of this kind."""
+    assert isinstance(pilot.app.screen, kind)
+    return pilot.app.screen
 
 
 async def until(pilot: Pilot[Any], check: Callable[[], bool]) -> None:

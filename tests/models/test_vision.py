@@ -47,7 +47,7 @@ from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.base import as_result
 from agentrl_cli.trainer.memory_plan import plan
 from agentrl_cli.tui.common.layout import result_notes
-from agentrl_cli.tui.common.load_episode import load_view, token_texts
+from agentrl_cli.tui.common.reader import load_view, token_texts
 from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, ToolResult
 from agentrl_cli.types.content import content_text, data_uri
 from tests.helpers.local import policy_of, tiny

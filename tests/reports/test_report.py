@@ -15,7 +15,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.reports.html import push_step
 from agentrl_cli.reports.report import make_report, oddest
 from agentrl_cli.store import Store
-from agentrl_cli.tui.common.load_episode import token_texts
+from agentrl_cli.tui.common.reader import token_texts
 from agentrl_cli.types import Origin, Outcome, RewardPart, ToolResult
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli

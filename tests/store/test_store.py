@@ -783,5 +783,5 @@ def test_rows_of_sqlite_and_what_was_never_stored(store: Store) -> None:
     )
     half = np.array([0.5, -1.0], "<f2").tobytes()
     assert read_tokens({"n": 2, "ids": b"\0" * 8, "ratio": half})["ratio"].tolist() == [0.5, -1.0]
-    with pytest.raises(StoreError, match=r"ids do not have 3 tokens"):
+    with pytest.raises(StoreError, match=r"ids does not have 3 tokens"):
         read_tokens({"n": 3, "ids": b"\0" * 8})

@@ -16,7 +16,7 @@ from agentrl_cli.store.connection import connect
 from agentrl_cli.store.schema import MIGRATIONS
 from agentrl_cli.trainer.metrics import step_metrics
 from agentrl_cli.tui.common.episode_view import contrasting_sibling
-from agentrl_cli.tui.common.load_episode import load_view
+from agentrl_cli.tui.common.reader import load_view
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, Tokens, Turn
 
 ERRORS = [outcome for outcome in Outcome if outcome.is_error or outcome is Outcome.TOO_LONG]

@@ -78,22 +78,6 @@ async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls
     assert made.turns[2].results[0].text == "54"
 
 
-async def test_undo_and_retry_take_turns_back_together_with_their_tokens() -> None:
-    made, events = session(["one", "two", "three"], prompt=[SYSTEM])
-    await made.begin()
-    await made.user("a")
-    before = list(made.talk.transcript.ids)
-    await made.user("b")
-    assert await made.undo() == 3 and made.talk.transcript.ids == before
-    assert events[-1] == {"ev": "cut", "turns": 3}
-    await made.retry()
-    assert made.talk.transcript.messages[-1]["content"] == "three" and len(made.turns) == 3
-    await made.undo()
-    assert made.turns == [] and made.talk.transcript.ids == []
-    with pytest.raises(UsageError):
-        await made.undo()
-
-
 async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path: Path) -> None:
     task = Task("t/1", "t", "f", "test", (), data={"answer": "54."})
     right = Reward(
@@ -117,20 +101,6 @@ async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path:
         assert decoder.text(episode.tokens.ids) == made.talk.context.chat.decode(
             made.talk.transcript.ids
         )
-
-
-async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_is_no_failure(
-    tmp_path: Path,
-) -> None:
-    made, _ = session(["hi"])
-    await made.begin()
-    await made.user("?")
-    with pytest.raises(UsageError):
-        await made.score()
-    with Store.open(tmp_path / "s.db") as store:
-        assert store.episodes.get(save(made, store)).outcome is Outcome.CANCELLED
-        made.give(0.25)
-        assert store.episodes.get(save(made, store)).reward == 0.25
 
 
 async def serve(
@@ -332,47 +302,3 @@ def test_a_project_with_a_server_talks_to_it(
     assert not _at_server(tmp_path, None) and _at_server(tmp_path, [more])
     monkeypatch.setenv("AGENTRL_REMOTE__BACKEND", "")
     assert not _at_server(tmp_path, [more])
-
-
-async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
-    from tests.chat_session.test_whatif import fill as fill_calc
-
-    db, script = tmp_path / "a.db", tmp_path / "script.json"
-    script.write_text(json.dumps(["It is 3."]))
-    episode = await asyncio.to_thread(fill_calc, db)
-    given = [
-        "--db",
-        str(db),
-        "--episode",
-        episode,
-        "--turn",
-        "2",
-        "--model",
-        "scripted",
-        "--script",
-        str(script),
-    ]
-    client = ChatClient(given)
-    await client.start()
-    events = client.events()
-    seen: list[dict[str, Any]] = []
-    async for event in events:
-        seen.append(event)
-        if event["ev"] in ("idle", "fatal"):
-            break
-    assert [event["index"] for event in seen if event["ev"] == "turn"] == [0, 1], seen[-1]
-    await client.send("retry")
-    async for event in events:
-        if event["ev"] == "idle":
-            break
-        seen.append(event)
-    assert [event["content"] for event in seen if event["ev"] == "turn"][-1] == "It is 3."
-    await client.send("save")
-    async for event in events:
-        if event["ev"] == "saved":
-            saved = event["episode"]
-            break
-    await client.stop()
-    with Store.open(db, readonly=True) as store:
-        row = store.episodes.row(saved)
-    assert (row.kind, row.parent_id, row.parent_turn) == ("chat", episode, 2)

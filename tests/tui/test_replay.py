@@ -1,4 +1,4 @@
-"""Replay and the list of episodes, driven by keys and mouse, and printed without a screen."""
+"""Replay and the list of episodes, driven by keys and mouse, read as messages, and printed without a screen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.style import Style
 from textual.app import App
 from textual.events import Key
 from textual.widgets import Input
@@ -22,12 +24,28 @@ from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.dialogs import Form
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
+from agentrl_cli.tui.common.episode_view import fork_of, make_view, whatif_turn
+from agentrl_cli.tui.common.picture import picture_rows
+from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import EpisodesScreen
-from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, TrainSignals, Turn
+from agentrl_cli.types import (
+    ROOT,
+    Episode,
+    Origin,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolResult,
+    TrainSignals,
+    Turn,
+)
+from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
-from tests.helpers.tui import until, until_text, visible
+from tests.helpers.trees import chain, episode, fork, sub_agent, three_leaves
+from tests.helpers.tui import screen_of, until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
 EP = "ep0120003"
@@ -77,6 +95,8 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         assert "I need the total" not in visible(pilot.app)
         await pilot.press("space", "apostrophe")
         assert "I need the total" in visible(pilot.app)
+        await pilot.press("B")
+        await until_text(pilot, "This episode has one branch.")
         await pilot.press("y")
         assert "4  episode id" in await until_text(pilot, "copy")
         for _ in range(2):  # typed ahead: the second reaches a window that is closed
@@ -106,46 +126,6 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         await pilot.press("escape")
         await until_text(pilot, "q quits")
         assert pilot.app.is_running and pilot.app.return_value is None
-
-
-async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
-    db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokens come a frame before the panes beside them; what needs more reading comes last."""
-    dimmed: list[dict[str, float]] = []
-    async with replay(db).run_test(size=(170, 44)) as pilot:
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
-        await until_text(pilot, "BESIDE")
-
-        def opacity() -> dict[str, float]:
-            names = (
-                "group",
-                "turns",
-                "reward",
-                "token",
-                "why",
-                "map",
-                "failure",
-                "diff",
-                "steps",
-                "beside",
-            )
-            return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
-
-        def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
-            dimmed.append(opacity())
-            paint()
-            dimmed.append(opacity())
-
-        monkeypatch.setattr(screen.panes, "paint", before_paint)
-        await until(pilot, lambda: set(opacity().values()) == {1.0})
-        before = screen.episode_id
-        await pilot.press("l")
-        await until(pilot, lambda: screen.episode_id != before and set(opacity().values()) == {1.0})
-    assert set(dimmed[0].values()) == {0.35}
-    later = {"failure", "diff", "steps", "beside"}
-    assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
 
 
 async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
@@ -237,8 +217,7 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
     done = demo.episode(demo.Words(), 1, solved=True)
     async with replay(tmp_path / "half.db", "cut").run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "RUNNING")
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
+        screen = screen_of(pilot, ReplayScreen)
         await until(pilot, lambda: screen.panes._version is not None)
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
@@ -378,8 +357,7 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
     words = demo.Words()
     async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
+        screen = screen_of(pilot, ReplayScreen)
         await pilot.press("L")
         assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
         await until(
@@ -407,8 +385,8 @@ async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step
     from agentrl_cli.tui.replay.panels import step_lines
 
     with Store.open(db, readonly=True) as store:
-        assert related.same_failure(store, EP) == ("BADARG", 5, 8)
-        assert related.same_failure(store, "ep0120001") is None
+        assert related.same_failure(store, EP) == [("BADARG", 5, 8)]
+        assert related.same_failure(store, "ep0120001") == []
         assert related.by_step(store, EP) == ("", [])
     async with replay(db).run_test(notifications=True, size=(120, 60)) as pilot:
         text = await until_text(pilot, "in step 120")
@@ -466,3 +444,222 @@ def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
                         started=1.0 + n)
             )  # fmt: skip
         assert store.episodes.resolve("best") == "often"
+
+
+def tree(words: demo.Words) -> demo.Writer:
+    """An agent that asks a second one, and whose history was then cut after its first call."""
+    w = demo.Writer(words, 1)
+    w.given("user", "Ask the expert for the price.", Origin.USER)
+    w.assistant("I ask the expert.", [demo.call("ask", {"question": "price?"})])
+    w.given("user", "You are the expert: what is the price?", Origin.USER)
+    w.turns[-1] = replace(w.turns[-1], parent=ROOT)
+    w.assistant("The price is 54.")
+    w.given("tool", "54", Origin.TOOL, [ToolResult("54")])
+    w.turns[-1] = replace(w.turns[-1], parent=1)
+    w.assistant("It costs 54.")
+    w.given("tool", "an older answer", Origin.TOOL, [ToolResult("an older answer")])
+    w.turns[-1] = replace(w.turns[-1], parent=1)
+    w.assistant("It costs 12.")
+    return w
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trees") / "agentrl.db"
+    run = demo.fill(path)
+    words = demo.Words()
+    w = tree(words)
+    plain = demo.episode(words, 1, solved=True)
+    one = plain.with_(id="tree", group_id=None, run_id=run, turns=tuple(w.turns), tokens=w.tokens())
+    with Store.open(path) as store:
+        store.tokenizers.add("tree-tokenizer", words.json(), "", {})
+        store.episodes.add([one], tokenizer="tree-tokenizer")
+        store.signals.add("tree", demo.signals_of(one))
+    return path
+
+
+def test_the_tree_of_turns_by_hand() -> None:
+    assert fork_depths(episode(chain()).parents) == [0] * 6
+    assert fork_depths(episode(fork()).parents) == [0, 0, 0, 0, 1, 1]
+    assert fork_depths(episode(sub_agent()).parents) == [0, 0, 1, 1, 0, 0]
+    assert list(indentation(episode(three_leaves())).values()) == ["", "", "", "", "└", " ", "└"]
+    assert spans([0, 1, 2, 4, 6, 7]) == "0-2 4 6-7"
+
+
+async def test_replay_shows_the_tree_and_each_branch_alone(trees: Path) -> None:
+    app = AgentApp(trees, lambda reader: ReplayScreen(reader, "tree"))
+    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
+        text = await until_text(pilot, "3 branches")
+        assert (
+            "> 1 asst +tool" in text
+            and "  2 └user" in text
+            and "  4 tool" in text
+            and "  6 └tool" in text
+        )
+        assert (
+            "TURN 2/7 user  another context" in text and "TURN 4/7 tool  continues turn 1" in text
+        )
+        screen = screen_of(pilot, ReplayScreen)
+        await pilot.press("B")
+        text = await until_text(pilot, "BRANCH 1 of 3: turns 2-3")
+        assert "the expert: what is the price" in text and "It costs 54" not in text
+        await pilot.press("B")
+        text = await until_text(pilot, "BRANCH 2 of 3: turns 0-1 4-5")
+        assert "It costs 54" in text and "It costs 12" not in text and "▸ TURN 3/7" in text
+        await pilot.press("B")
+        text = await until_text(pilot, "BRANCH 3 of 3: turns 0-1 6-7")
+        assert "It costs 12" in text and "It costs 54" not in text
+        block = screen.panes.tokens.view.blocks[6] if screen.panes.tokens.view is not None else None
+        assert (
+            block is not None and screen.panes.tokens.cursor == block.start
+        )  # the first token that is the branch's own
+        await pilot.press("B")
+        await until(pilot, lambda: "BRANCH" not in visible(app))
+        assert "It costs 54" in visible(app)
+
+
+def test_printed_and_as_json(trees: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "tree", "--plain", "--db", str(trees)]) == 0
+    text = capfd.readouterr().out
+    assert (
+        "--- TURN 6/7 tool  continues turn 1" in text
+        and "3 branches, B: turns 2-3, 0-1 4-5, 0-1 6-7" in text
+    )
+    assert main(["replay", "tree", "--json", "--db", str(trees)]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["branches"] == [[2, 3], [0, 1, 4, 5], [0, 1, 6, 7]]
+    assert [turn["parent"] for turn in shown["turns"]] == [None, None, -1, None, 1, None, 1, None]
+    assert main(["show", "tree", "--db", str(trees)]) == 0
+    text = capfd.readouterr().out
+    assert "branches 2-3, 0-1 4-5, 0-1 6-7" in text and "── turn 4 tool ── continues turn 1" in text
+
+
+def test_what_if_and_forks_follow_the_path(trees: Path) -> None:
+    one = episode(fork())
+    view = make_view(one, TokenTexts())
+    at = {turn.index: turn.start for turn in one.turns}
+    assert [whatif_turn(view, at[n]) for n in (0, 1, 2, 4)] == [1, 1, 3, 5]
+    assert (
+        whatif_turn(make_view(episode(sub_agent()), TokenTexts()), 7) == 3
+    )  # of the second agent, not the first
+    # main branches: 0-1 4-5 here; the other says 26 for 25 there
+    other = episode([*fork()[:5], replace(fork()[5], ids=(26,))], "other")
+    found = fork_of(view, other)
+    assert (
+        found is not None
+        and found.position == one.turns[5].start
+        and one.tokens.ids[found.position] == 25
+    )
+
+
+ROWS = json.dumps({"rows": [{"n": n, "name": f"row {n}"} for n in range(60)], "total": 60})
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The invented run, and an episode with Markdown, long JSON and control characters."""
+    path = tmp_path_factory.mktemp("reading") / "agentrl.db"
+    demo.fill(path, steps=3)
+    words = demo.Words()
+    w = demo.Writer(words, 1)
+    w.given("user", "list them", Origin.USER)
+    w.assistant("# Plan\n\n- read **all** rows\n- [click](javascript:alert)\n\n\x1b[31mred", [])
+    w.given("tool", ROWS, Origin.TOOL, [ToolResult(ROWS, seconds=0.1)])
+    with Store.open(path) as store:
+        long = replace(
+            demo.episode(words, 8, solved=True, step=3),
+            id="longone",
+            turns=tuple(w.turns),
+            tokens=w.tokens(),
+        )
+        store.episodes.finish(long)
+        store.tokenizers.add("words", words.json(), "", {})
+    return path
+
+
+async def test_an_episode_is_read_as_messages(page: Path) -> None:
+    app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
+    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
+        await until_text(pilot, "TURN")
+        await pilot.press("M")
+        text = await until_text(pilot, "2 keys: rows, total")
+        assert "• read all rows" in text and "# Plan" not in text and "row 59" not in text
+        assert "\x1b[31m" not in text and "␀1b[31mred" in text
+        await pilot.press("enter")
+        await until_text(pilot, '"name": "row 0"')
+        await pilot.press("slash", *"row 59", "enter")
+        await until_text(pilot, '"name": "row 59"')
+        await pilot.press("g", "enter")
+        await until(pilot, lambda: '"row 0"' not in visible(app))
+        await pilot.press("q")
+        await until_text(pilot, "TURN")
+
+
+async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
+    """Of a prompt and of a tool: in the transcript, large on `I`, and in the reading; the file is written for `o`."""
+    pytest.importorskip("PIL")
+    from tests.helpers.vision import png
+
+    pictures = png(8, 8, (255, 0, 0)), png(40, 20, (0, 0, 255))
+    words = demo.Words()
+    w = demo.Writer(words, 1)
+    parts = [
+        {"type": "image", **image_part(pictures[0], 8, 8, 1)},
+        {"type": "text", "text": "look"},
+    ]
+    w.given("user", "look", Origin.USER)
+    w.turns[-1] = replace(
+        w.turns[-1], messages=({"role": "user", "content": parts},), images=pictures[:1]
+    )
+    w.given(
+        "tool",
+        "it",
+        Origin.TOOL,
+        [ToolResult("it", images=pictures[1:]), ToolResult("", images=(b"none",))],
+    )
+    with Store.open(page) as store:
+        shown = replace(
+            demo.episode(words, 9, solved=True, step=3), id="pictured", turns=tuple(w.turns)
+        )
+        store.episodes.finish(replace(shown, tokens=w.tokens()))
+    app = AgentApp(page, lambda reader: ReplayScreen(reader, "pictured"))
+    async with app.run_test(notifications=True, size=(120, 70)) as pilot:
+        text = await until_text(pilot, "▀▀▀▀")
+        assert "image 8x8" in text and "cannot be shown" in text, text
+        await pilot.press("I")
+        text = await until_text(pilot, "1 of 3")
+        assert "turn 0, user, image 1" in text
+        await pilot.press("right", "o")
+        await until_text(pilot, "2 of 3")
+        await until(pilot, lambda: len(list((page.parent / "images").glob("*.png"))) >= 2)
+        assert "▀" * 40 in visible(app)
+        await pilot.press("x", "M")
+        text = await until_text(pilot, "reading")
+        assert "[image 8x8" in text and "▀▀▀▀" in text
+    rows = picture_rows(pictures[0], 4, 4)
+    assert (
+        len(rows) == 2
+        and rows[0][0].style == Style(color="#ff0000", bgcolor="#ff0000")
+        and len(rows[0]) == 4
+    )
+
+
+async def test_a_filter_is_a_form(page: Path) -> None:
+    app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
+    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
+        await until_text(pilot, "TURN")
+        await pilot.press(
+            "f",
+            *"reward:<1",
+            "tab",
+            "tab",
+            "tab",
+            "tab",
+            *"fai",
+            "right",
+            "tab",
+            *"bad",
+            "right",
+            "enter",
+        )
+        await until_text(pilot, "filter reward:<1 outcome:failed flag:BADARG")

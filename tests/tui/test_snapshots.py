@@ -36,7 +36,7 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
         ("question_mark",),
         "gradient weight",
     ),
-    "versus": (versus, (), "they part at"),
+    "versus": (versus, (), "first fork turn"),
     "compare": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), (), "EVALUATIONS"),
     "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
     "watch-charts": (lambda reader: WatchScreen(reader, "grpo-07"), ("2",), "grad_norm"),

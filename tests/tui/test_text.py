@@ -149,13 +149,6 @@ def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
     assert episode_view.blocks_of([], 0) == ()
 
 
-def test_arrays_of_another_length_are_padded_not_fatal() -> None:
-    fitted = episode_view.fit_signals(signals(2, weight=[1.0, 2.0]), 4)
-    assert fitted is not None
-    np.testing.assert_array_equal(fitted.weight, np.asarray([1, 2, np.nan, np.nan], np.float32))
-    assert fitted.clipped.tolist() == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("a", "b", "at"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([1], [1], None)]
 )

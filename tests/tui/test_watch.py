@@ -27,7 +27,7 @@ from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
-from tests.helpers.tui import until, until_text, visible
+from tests.helpers.tui import screen_of, until, until_text, visible
 from tests.reports.planted import PLANTED
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -43,11 +43,6 @@ def db(tmp_path: Path) -> Path:
 
 def app(path: Path, run: str = "grpo-07", *, follow: bool = False) -> AgentApp:
     return AgentApp(path, lambda reader: WatchScreen(reader, run, follow=follow))
-
-
-def screen_of(pilot: Pilot[int]) -> WatchScreen:
-    assert isinstance(pilot.app.screen, WatchScreen)
-    return pilot.app.screen
 
 
 async def until_lines(pilot: Pilot[int], *texts: str) -> None:
@@ -157,7 +152,7 @@ async def test_mouse_keys_and_alerts_lead_to_what_they_are_about(db: Path) -> No
         await pilot.press("enter")
         await until_text(pilot, "agentrl replay")
         await pilot.press("q", "1")
-        screen = screen_of(pilot)
+        screen = screen_of(pilot, WatchScreen)
         assert screen.data is not None
         places = len(screen.data.live) + len(screen.data.notable)
         await pilot.press(*["down"] * (places + 2), "enter")  # the third alert is the newest
@@ -179,7 +174,7 @@ async def test_the_log_follows_until_it_is_scrolled_up_and_frozen_does_not_move(
     write(0, 80)
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "REWARD 0.")
-        screen = screen_of(pilot)
+        screen = screen_of(pilot, WatchScreen)
         await pilot.press("l")
         await until_text(pilot, "line 79.")
         write(80, 90)

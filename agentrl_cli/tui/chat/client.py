@@ -35,22 +35,17 @@ class ChatClient:
         """Starts the child; it reports `ready` once the model is loaded. Raises PolicyError after `stop` or `kill`."""
         if self._over:
             raise PolicyError("This chat is over.")
-        self._starting = asyncio.create_task(self._spawn())
-        # A screen that closes now cancels this task, and `kill` must still find the child.
-        self._process = await asyncio.shield(self._starting)
-        self._stderr_task = asyncio.create_task(self._keep_stderr())
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self.module,
-            *self.arguments,
+        spawning = asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", self.module, *self.arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
         )
+        self._starting = asyncio.create_task(spawning)
+        # A screen that closes now cancels this task, and `kill` must still find the child.
+        self._process = await asyncio.shield(self._starting)
+        self._stderr_task = asyncio.create_task(self._keep_stderr())
 
     async def _keep_stderr(self) -> None:
         assert self._process is not None and self._process.stderr is not None

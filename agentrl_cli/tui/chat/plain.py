@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rich.text import Text
 
@@ -16,23 +16,7 @@ from agentrl_cli.tui.chat.view import event_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 
 Event = dict[str, Any]
-
-
-class Lines(Protocol):
-    """A source of lines: a file, or anything that is read by lines. An empty one is the end."""
-
-    def readline(self) -> str: ...
-
-
-class Messages:
-    """Texts as such lines; a text of several lines is one."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = iter(texts)
-
-    def readline(self) -> str:
-        """Return the next text with a newline, which marks that it is not the end."""
-        return next((text + "\n" for text in self._texts), "")
+ON_SCREEN = "/edit and /context are for the screen; /undo and /tokens work here"
 
 
 class PlainChat:
@@ -46,43 +30,36 @@ class PlainChat:
         emit: Callable[[Event], None] | None = None,
     ) -> None:
         """`show` gets lines of text; `emit`, if given, gets every event instead."""
-        self.client = client
-        self.show = show
-        self.emit = emit
+        self.client, self.show, self.width, self.emit = client, show, width, emit
         self.errors = 0
         """Mistakes and failures so far."""
-        self.width = width
         self.mode = ""
-        self.saved = ""
-        """The id of the episode that was saved last."""
         self.decoder = TokenTexts()
         self._turns: list[Event] = []
-        self._lines: Lines | None = None
-        self._prompt: Callable[[], None] = lambda: None
         self._fatal = self._over = False
-        screen = "/edit and /context are for the screen; /undo and /tokens work here"
         self.local: Mapping[str, Callable[[], Awaitable[None] | None]] = {
             **dict.fromkeys(("/quit", "/exit"), self._leave),
-            **dict.fromkeys(("/edit", "/context"), partial(self._note, screen)),
+            **dict.fromkeys(("/edit", "/context"), partial(self._note, ON_SCREEN)),
             **{f"/{mode}": partial(self._show_mode, mode) for mode in MODES},
             "/help": partial(self._note, HELP),
             "/replay": partial(self.request, Command("save")),
         }
 
-    async def run(self, lines: Lines, prompt: Callable[[], None] = lambda: None) -> int:
-        """Chats until `/quit` or the end of `lines`. Returns the exit status."""
+    async def run(self, lines: Iterator[str], prompt: Callable[[], None]) -> int:
+        """Chats until `/quit` or the end of `lines`; `prompt` is called before each. Returns the exit status."""
+
+        async def read() -> str | None:
+            prompt()
+            return await asyncio.to_thread(next, lines, None)
+
+        self._read = read
         await self.client.start()
         self._events = self.client.events()
         try:
             await self._until_idle()
             if self._over:
                 return 1
-            self._lines, self._prompt = lines, prompt
-            while not self._over:
-                prompt()
-                line = await asyncio.to_thread(lines.readline)
-                if not line:
-                    break
+            while not self._over and (line := await read()) is not None:
                 await carry_out(parse_command(line), self)
             return 0
         except AgentRLError as error:
@@ -106,6 +83,9 @@ class PlainChat:
     def _note(self, text: str) -> None:
         self._show({"ev": "note", "text": text})
 
+    def _leave(self) -> None:
+        self._over = True
+
     def _show_mode(self, mode: str) -> None:
         self.mode = "" if self.mode == mode else mode
         if self.emit is not None:
@@ -113,9 +93,6 @@ class PlainChat:
             return
         for turn in self._turns:
             self._show(turn)
-
-    def _leave(self) -> None:
-        self._over = True
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -131,8 +108,6 @@ class PlainChat:
                 self._turns.append(event)
             elif kind == "cut":
                 del self._turns[event["turns"] :]
-            elif kind == "saved":
-                self.saved = event["episode"]
             self._show(event)
             if kind == "ask":
                 await self._decide()
@@ -147,16 +122,12 @@ class PlainChat:
 
     async def _decide(self) -> None:
         """Asks about tool calls; the end of input refuses them."""
-        while self._lines is not None:
-            self._prompt()
-            line = await asyncio.to_thread(self._lines.readline)
-            if not line:
-                break
+        while (line := await self._read()) is not None:
             command = parse_command(line, asked=True)
             if command.op == "answer":
                 await self.client.send("answer", **command.values)
                 return
-            self._show({"ev": "note", "text": "y, n or /as-tool TEXT"})
+            self._note("y, n or /as-tool TEXT")
         await self.client.send("answer", run=False)
 
     def _show(self, event: Event) -> None:

@@ -77,6 +77,7 @@ class ChatScreen(AgentScreen):
         self.history = History(Path(reader.path).parent / "chat-history.jsonl")
         self.waiting: deque[Command] = deque()
         """Requests typed while the model was loading or busy."""
+        self.take_actions(scroll=self.transcript.page, side_scroll=self.context.page)
         self.local: Mapping[str, Callable[[], Awaitable[None] | None]] = {
             **dict.fromkeys(("/quit", "/exit"), self.action_back),
             **{f"/{mode}": partial(self.action_mode, mode) for mode in MODES},
@@ -130,13 +131,16 @@ class ChatScreen(AgentScreen):
 
     def take(self, event: dict[str, Any]) -> None:
         """Shows one event."""
-        kind = event["ev"]
+        kind, transcript = event["ev"], self.transcript
         if kind == "token":
-            self.transcript.add_token(event["text"])
+            transcript.add_token(event["text"])
             return
-        self.transcript.clear_stream()
+        transcript.clear_stream()
         if kind == "ready":
-            self._ready(event)
+            transcript.decoder = TokenTexts(event["tokenizer"])
+            self.model = f"{event['model']}  {event['pack']}"
+            self.tools, self.template = list(event["tools"]), str(event.get("template") or "")
+            self.line.placeholder = "say something, or /help"
         elif kind == "idle":
             self._idle()
         elif kind == "ask":
@@ -144,19 +148,15 @@ class ChatScreen(AgentScreen):
         elif kind == "saved" and self._replay_when_saved:
             self._replay_when_saved = False
             self.open_screen("replay", event["episode"])
+        elif kind == "cut" and self._editing:
+            self.line.put(taken_back(transcript.turns, event["turns"]))
         if kind == "cut":
-            self._cut(event["turns"])
+            transcript.drop(event["turns"])
         else:
-            self.transcript.add(event)
+            transcript.add(event)
         if kind in ("turn", "cut", "ready"):
             self._paint_context()
         self._head()
-
-    def _ready(self, event: dict[str, Any]) -> None:
-        self.transcript.decoder = TokenTexts(event["tokenizer"])
-        self.model = f"{event['model']}  {event['pack']}"
-        self.tools, self.template = list(event["tools"]), str(event.get("template") or "")
-        self.line.placeholder = "say something, or /help"
 
     def _idle(self) -> None:
         """Sends the first request that waited while the model was loading or busy."""
@@ -164,11 +164,6 @@ class ChatScreen(AgentScreen):
         if self.waiting:
             sending = self._send(self.waiting.popleft())
             self.run_worker(sending, group="waiting", exit_on_error=False)
-
-    def _cut(self, turns: int) -> None:
-        if self._editing:
-            self.line.put(taken_back(self.transcript.turns, turns))
-        self.transcript.drop(turns)
 
     # -- lines ----------------------------------------------------------------------------------------------------
 
@@ -236,12 +231,6 @@ class ChatScreen(AgentScreen):
     def _paint_context(self) -> None:
         if self.has_class("-side"):
             self.context.show(self.transcript.turns, self.transcript.decoder, self.template)
-
-    def action_scroll(self, sign: int) -> None:
-        self.transcript.page(sign)
-
-    def action_side_scroll(self, sign: int) -> None:
-        self.context.page(sign)
 
     async def action_cancel(self) -> None:
         if self.busy:

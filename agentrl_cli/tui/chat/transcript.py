@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +156,11 @@ class ChatLine(TextArea):
     typed: History | None = None
     """The lines that were typed before (`history` is the edits that can be undone)."""
 
+    @dataclass
     class Submitted(Message):
         """Enter was pressed on this text."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
     class Completion(Message):
         """Tab was pressed."""

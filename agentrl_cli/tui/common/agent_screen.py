@@ -1,14 +1,15 @@
-"""The base of every screen over a store: opening other screens, help, going back, pictures, errors of workers."""
+"""The bases of the screens over a store: opening other screens, help, going back, pictures, errors of workers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
-from textual.app import App
+from textual import work
+from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Static
@@ -16,9 +17,10 @@ from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.registry import resolve
-from agentrl_cli.tui.common.dialogs import Confirm, Dialog, Help, Prompt
+from agentrl_cli.tui.common.dialogs import Choose, Dialog, Help, Prompt
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.text import FAINT, HERE, TITLE
 
 SCREENS: dict[str, str] = {
     "chat": "agentrl_cli.tui.chat.screen:ChatScreen",
@@ -63,6 +65,7 @@ class AgentScreen(Screen[None]):
     needle = ""
     """The text that was looked for last."""
     _version: int | None = None
+    _reading = False
     _at = -1
     """The line of the last match."""
 
@@ -72,11 +75,41 @@ class AgentScreen(Screen[None]):
 
     on_worker_state_changed = report_failure
 
-    async def has_changed(self) -> bool:
-        """Return whether the store changed since it was last asked."""
-        before = self._version
-        self._version = await self.reader.call(lambda store: store.data_version())
-        return self._version != before
+    def take_actions(self, **actions: Callable[..., object]) -> None:
+        """Makes methods of other objects actions of this screen, by the names that its keys have for them."""
+        for name, action in actions.items():
+            setattr(self, f"action_{name}", action)
+
+    @work(group="poll", exit_on_error=False)
+    async def poll(self) -> None:
+        """Reads the store if it has changed, unless the screen waits or still reads, and paints.
+
+        An error is shown in place, not as a notification every time; the next look may find the store again.
+        """
+        if self.waits or self._reading:
+            return
+        self._reading = True
+        try:
+            version = await self.reader.call(lambda store: store.data_version())
+            if version != self._version:
+                await self.read_store()
+            self.problem, self._version = "", version
+        except AgentRLError as error:
+            self.problem, self._version = f"{error.message} {error.hint}".strip(), None
+        finally:
+            self._reading = False
+        self.paint()
+
+    @property
+    def waits(self) -> bool:
+        """Whether `poll` does nothing now."""
+        return not self.is_current
+
+    async def read_store(self) -> None:
+        """Reads everything that the screen shows, for `poll`."""
+
+    def paint(self) -> None:
+        """Paints everything for the size and the choice as they are now."""
 
     def put(self, name: str, text: Text | str) -> None:
         """Replaces the text of a widget."""
@@ -90,7 +123,7 @@ class AgentScreen(Screen[None]):
         """Opens another screen over this one, by its name in SCREENS, with the same reader."""
         self.app.push_screen(resolve("screens", SCREENS, name)(self.reader, *args, **options))
 
-    def ask(self, dialog: Dialog[Any], use: Callable[[Any], object]) -> None:
+    def ask(self, dialog: Dialog, use: Callable[[Any], object]) -> None:
         """Opens a window and calls `use` with its answer, unless it was cancelled."""
 
         def use_answer(answer: Any) -> None:
@@ -101,7 +134,19 @@ class AgentScreen(Screen[None]):
 
     def confirm(self, question: str, detail: str, act: Callable[[], object]) -> None:
         """Calls `act` after a yes."""
-        self.ask(Confirm(question, detail), lambda yes: yes and act())
+        how = Text("y yes   any other key: no", FAINT)
+        lines = [Text(question, HERE), *[Text(detail)] * bool(detail), how]
+        self.ask(Choose(lines, {"y": act}), lambda chosen: chosen())
+
+    def choose(self, title: str, actions: Mapping[str, Callable[[], object]]) -> None:
+        """Calls one of up to nine named actions, chosen by its number."""
+        rows = [Text(f" {n}  {name}", no_wrap=True) for n, name in enumerate(actions, 1)]
+        how = Text("number chooses   any other key: nothing", FAINT)
+        keys = map(str, range(1, len(actions) + 1))
+        window = Choose(
+            [Text(title, TITLE), *rows, how], dict(zip(keys, actions.values(), strict=True))
+        )
+        self.ask(window, lambda chosen: chosen())
 
     def action_help(self) -> None:
         """Shows the keys."""
@@ -122,7 +167,7 @@ class AgentScreen(Screen[None]):
             self.notify("q quits", timeout=2)
 
     def action_find_text(self) -> None:
-        """Asks for a text and goes to its first line."""
+        """Asks for a text and goes to its first place."""
 
         def find(text: str) -> None:
             if text:
@@ -132,20 +177,20 @@ class AgentScreen(Screen[None]):
         self.ask(Prompt("find on this page", self.needle), find)
 
     def action_find_again(self) -> None:
-        """Goes to the next line that holds the text, after the last one to the first."""
-        page = next((page for page in self.query(Lines) if page.region.height), None)
-        if not self.needle or page is None:
-            self.notify("/ finds text first", timeout=2)
-            return
-        low = self.needle.lower()
-        hits = [n for n, line in enumerate(page.lines) if low in line.plain.lower()]
-        if not hits:
-            self.notify(f"{self.needle}: nothing found", timeout=2, markup=False)
-            return
-        self._at = next((n for n in hits if n > self._at), hits[0])
-        page.mark(self._at)
-        text = f"{self.needle}: {hits.index(self._at) + 1} of {len(hits)}, . for the next"
+        """Goes to the next place of the text, after the last one to the first."""
+        found = self.find_next(self.needle) or "nothing found"
+        text = f"{self.needle}: {found}" if self.needle else "/ finds text first"
         self.notify(text, timeout=2, markup=False)
+
+    def find_next(self, needle: str) -> str:
+        """Go to the next line that holds a text. Returns how many there are, in words; empty if there is none."""
+        for page in (page for page in self.query(Lines) if page.region.height):
+            low = needle.lower()
+            if hits := [n for n, line in enumerate(page.lines) if low in line.plain.lower()]:
+                self._at = next((n for n in hits if n > self._at), hits[0])
+                page.mark(self._at)
+                return f"{hits.index(self._at) + 1} of {len(hits)}, . for the next"
+        return ""
 
     def write_file(self, path: Path, text: str) -> None:
         """Writes a file and shows where it is, or the error."""
@@ -167,6 +212,26 @@ class AgentScreen(Screen[None]):
             self.confirm(*SECRET, draw)
         else:
             draw()
+
+
+class LinesScreen(AgentScreen):
+    """A screen of one page of lines between its title and its keys; a subclass paints it."""
+
+    KEYS = ""
+
+    def compose(self) -> ComposeResult:
+        yield from (Static(id="head"), Lines(id="long"))
+        yield Static(Text(self.KEYS, no_wrap=True), id="keys")
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.paint)
+
+    @property
+    def page(self) -> Lines:
+        return self.query_one(Lines)
+
+    def action_scroll_by(self, step: int) -> None:
+        self.page.scroll_relative(y=step, animate=False)
 
 
 def picture(app: App[Any], title: str) -> str:

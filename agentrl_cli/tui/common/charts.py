@@ -9,15 +9,15 @@ from itertools import groupby, pairwise
 
 from rich.text import Text
 
+from agentrl_cli.tui.common.text import FAINT, GOOD, TITLE
+
 Points = Sequence[tuple[float, float]]
 """(x, y) in order of x."""
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BLOCKS = "▁▂▃▄▅▆▇█"
+EMPTY = "\u2800"
 
-TITLE = "bold #8fbfff"
-LINE = "#7ac0ff"
-FAINT = "#8a8a8a"
 OVER = (FAINT, "#c58fd0", "#8fc98f", "#d0a060")
 """Colours of the curves of other runs."""
 
@@ -131,21 +131,29 @@ def chart(
     x_range = min(xs), max(xs)
     drawn = [
         (braille(one, inner, height, (low, high), x_range=x_range), color)
-        for one, color in zip(curves, (LINE, *OVER * len(curves)), strict=False)
+        for one, color in zip(curves, (GOOD, *OVER * len(curves)), strict=False)
         if one
     ]
     for index in range(height):
         line = Text(f"{shown.get(index, ''):>{gutter}}│", FAINT, no_wrap=True)
-        cells = [_top([(rows[index][n], color) for rows, color in drawn]) for n in range(inner)]
+        layers = [[(dots, color) for dots in rows[index]] for rows, color in drawn]
+        cells = [  # of each column the first curve that has a dot there
+            next((cell for cell in column if cell[0] != EMPTY), (EMPTY, FAINT))
+            for column in zip(*layers, strict=True)
+        ]
         for color, part in groupby(cells, lambda cell: cell[1]):
             line.append("".join(char for char, _ in part), color)
         lines.append(line)
-    axis = _axis(x_range, marks, inner, describe_points(len(clean), inner * 2))
+    axis = _axis(x_range, marks, inner, len(clean))
     return [*lines, Text(" " * 5 + "└" + axis, FAINT, no_wrap=True)]
 
 
-def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, note: str) -> str:
-    """Return the x axis with its limits, marks, and a note near its middle, where nothing else stands."""
+def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, count: int) -> str:
+    """Return the x axis with its limits and marks, and near its middle, where nothing else stands, how `count` points
+    are drawn: as means if there are more than columns, joined by lines if they are few.
+    """
+    means = f" means of {-(-count // (2 * inner))} " if count > 2 * inner else ""
+    note = means or (f" {count} points " if count * 2 <= inner else "")
     low, high = x_range
     cells = ["─"] * inner
     for mark in marks:
@@ -162,18 +170,6 @@ def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, note
         return axis
     at = min(free, key=lambda place: abs(2 * place + len(note) - len(axis)))
     return axis[:at] + note + axis[at + len(note) :]
-
-
-def describe_points(points: int, columns: int) -> str:
-    """Say on a curve's axis how it draws its points: means if there are more than columns, a line through few."""
-    if points > columns:
-        return f" means of {-(-points // columns)} "
-    return f" {points} points " if points * 4 <= columns else ""
-
-
-def _top(cells: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return (character, colour) of the first curve that has a dot in a column."""
-    return next((cell for cell in cells if cell[0] != "\u2800"), ("\u2800", FAINT))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

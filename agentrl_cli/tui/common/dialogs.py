@@ -1,4 +1,4 @@
-"""Small windows over a screen: help, a line or fields of input, yes or no, a choice by number."""
+"""Small windows over a screen: help, fields of input, yes or no, a choice by number."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Key
-from textual.screen import ModalScreen, ScreenResultType
+from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common.keys import describe_keys
-from agentrl_cli.tui.common.settings import own_keys, settings_path
-from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE
+from agentrl_cli.tui.common.keys import describe_keys, own_keys, settings_path
+from agentrl_cli.tui.common.text import BAD, FAINT, TITLE
 
 SCROLLS = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": 10, "space": 10, "pageup": -10}
 
 
-class Dialog(ModalScreen[ScreenResultType]):
+class Dialog(ModalScreen[Any]):
     """A small window. It closes once: a key typed before it closed may reach it afterwards."""
 
-    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+    def dismiss(self, result: Any = None) -> AwaitComplete:
         return super().dismiss(result) if self.is_current else AwaitComplete()
 
 
-class Help(Dialog[None]):
+class Help(Dialog):
     """The keys of a screen. ↑ ↓ and pages scroll a text that does not fit; any other key closes the window."""
 
     def __init__(self, title: str, text: str, what: str = ": keys") -> None:
@@ -41,8 +40,7 @@ class Help(Dialog[None]):
 
     def compose(self) -> ComposeResult:
         own, below = own_keys() if self.keys else {}, self.app.screen_stack[-2]
-        named = [(str(key.id), words) for key, words in describe_keys(below)]
-        rows = [f"{own[name]:<12} {words}" for name, words in named if name in own]
+        rows = [f"{key.key:<12} {words}" for key, words in describe_keys(below) if key.id in own]
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", TITLE))
             yield Static(Text("any key closes this", FAINT), id="how")
@@ -55,13 +53,12 @@ class Help(Dialog[None]):
         return self.query_one(VerticalScroll)
 
     def on_mount(self) -> None:
-        self.call_after_refresh(self._show_scrolling)
+        def show_scrolling() -> None:
+            if self.body.max_scroll_y > 0:
+                how = Text("↓ ↑ scroll, any other key closes this", FAINT)
+                self.query_one("#how", Static).update(how)
 
-    def _show_scrolling(self) -> None:
-        """Names the keys that scroll, if the text does not fit."""
-        if self.body.max_scroll_y > 0:
-            how = Text("↓ ↑ scroll, any other key closes this", FAINT)
-            self.query_one("#how", Static).update(how)
+        self.call_after_refresh(show_scrolling)
 
     def on_key(self, event: Key) -> None:
         event.stop()
@@ -72,66 +69,6 @@ class Help(Dialog[None]):
 
     def on_click(self) -> None:
         self.dismiss()
-
-
-class Prompt(Dialog[Any]):
-    """One line of input, given as text; escape gives None.
-
-    An AgentRLError of `check` is shown, and the text can be corrected.
-    """
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel")]
-    AUTO_FOCUS = "Input"
-    CHECKS_EMPTY = False
-
-    def __init__(
-        self,
-        label: str,
-        value: str = "",
-        *,
-        help: str = "",
-        check: Callable[[str], object] | None = None,
-    ) -> None:
-        super().__init__()
-        self.label, self.value, self.help, self.check = label, value, help, check
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog prompt"):
-            yield Static(Text(f"{self.label}   (enter: go, escape: never mind)", FAINT))
-            yield Input(self.value, id="line", select_on_focus=False)
-            yield Static(Text(self.help, FAINT), id="help")
-            yield from self.more()
-
-    def more(self) -> Sequence[Widget]:
-        """Return the text under the line."""
-        return ()
-
-    def on_mount(self) -> None:
-        self.query_one("#help").display = bool(self.help)
-
-    def text(self) -> str:
-        """Return the entered text, as `check` takes it."""
-        return self.query_one(Input).value.strip()
-
-    def result(self, text: str) -> object:
-        """Return the window's result for a text."""
-        return text
-
-    def on_input_submitted(self) -> None:
-        """Closes, unless `check` refuses the text."""
-        text = self.text()
-        try:
-            if self.check is not None and (text or self.CHECKS_EMPTY):
-                self.check(text)
-        except AgentRLError as error:
-            problem = Text(f"{error.message} {error.hint}".strip(), BAD)
-            help = self.query_one("#help", Static)
-            help.update(problem.append(f"\n{self.help}", FAINT))
-            help.display = True
-            if not isinstance(self.focused, Input):
-                self.query(Input).first().focus()
-            return
-        self.dismiss(self.result(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +83,22 @@ class Field:
     """Values to complete; the right arrow takes the one that is shown."""
 
 
-class Form(Prompt):
-    """Fields with completion; gives the text that `text_of` makes of their values."""
+class Form(Dialog):
+    """Fields with completion; gives the text that `text_of` makes of their values, escape gives None.
+
+    An AgentRLError of `check` is shown, and the text can be corrected.
+    """
 
     # With priority, because otherwise what is typed at once after these keys still goes into the field before.
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "cancel"),
         Binding("down,tab", "app.focus_next", show=False, priority=True),
         Binding("up,shift+tab", "app.focus_previous", show=False, priority=True),
     ]
+    AUTO_FOCUS = "Input"
+    HOW = "enter: go, tab ↑ ↓: fields, →: complete, escape: never mind"
+    more: Sequence[Widget] = ()
+    """What a subclass has under the fields."""
 
     def __init__(
         self,
@@ -164,17 +109,18 @@ class Form(Prompt):
         help: str = "",
         check: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(label, help=help, check=check)
-        self.fields, self.text_of = fields, text_of
+        super().__init__()
+        self.label, self.fields, self.text_of = label, fields, text_of
+        self.help, self.check = help, check
 
     def compose(self) -> ComposeResult:
-        how = "(enter: go, tab ↑ ↓: fields, →: complete, escape: never mind)"
         with VerticalScroll(classes="dialog", can_focus=False):
-            yield Static(Text(f"{self.label}   {how}", FAINT))
+            yield Static(Text(f"{self.label}   ({self.HOW})", FAINT))
             for field in self.fields:
                 fill = SuggestFromList(field.choices, case_sensitive=False)
                 with Horizontal():
-                    yield Static(Text(field.name), classes="label")
+                    if field.name:
+                        yield Static(Text(field.name), classes="label")
                     yield Input(
                         field.value,
                         placeholder=field.hint,
@@ -183,46 +129,56 @@ class Form(Prompt):
                         name=field.name,
                     )
             yield Static(Text(self.help, FAINT), id="help")
+            yield from self.more
 
-    def text(self) -> str:
-        return self.text_of({str(item.name): item.value.strip() for item in self.query(Input)})
+    def result(self, text: str) -> object:
+        """Return the window's result for a text."""
+        return text
+
+    def on_input_submitted(self) -> None:
+        """Closes, unless `check` refuses the text."""
+        text = self.text_of({str(item.name): item.value.strip() for item in self.query(Input)})
+        try:
+            if self.check is not None:
+                self.check(text)
+        except AgentRLError as error:
+            problem = Text(f"{error.message} {error.hint}".strip(), BAD)
+            self.query_one("#help", Static).update(problem.append(f"\n{self.help}", FAINT))
+            if not isinstance(self.focused, Input):
+                self.query(Input).first().focus()
+            return
+        self.dismiss(self.result(text))
 
 
-class Choose(Dialog[int | None]):
-    """Up to nine choices by number; any other key gives None."""
+class Prompt(Form):
+    """One line of input."""
 
-    HOW = "number chooses   any other key: nothing"
+    HOW = "enter: go, escape: never mind"
 
-    def __init__(self, title: str, choices: Sequence[str]) -> None:
+    def __init__(
+        self,
+        label: str,
+        value: str = "",
+        *,
+        help: str = "",
+        check: Callable[[str], object] | None = None,
+    ) -> None:
+        field = Field("", value)
+        super().__init__(label, [field], lambda values: values[""], help=help, check=check)
+
+
+class Choose(Dialog):
+    """Lines of text and keys with their actions, one of which it gives; any other key gives None."""
+
+    def __init__(self, lines: Sequence[Text], actions: Mapping[str, Callable[[], object]]) -> None:
         super().__init__()
-        self.title_, self.choices = title, choices
+        self.lines, self.actions = lines, actions
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(Text(self.title_, TITLE))
-            for number, choice in enumerate(self.choices[:9], 1):
-                yield Static(Text(f" {number}  {choice}", no_wrap=True, overflow="ellipsis"))
-            yield Static(Text(self.HOW, FAINT))
+            for line in self.lines:
+                yield Static(line, classes="choice" * bool(line.no_wrap))
 
     def on_key(self, event: Key) -> None:
         event.stop()
-        number = int(event.key) if event.key.isdigit() else 0
-        self.dismiss(number - 1 if 1 <= number <= min(len(self.choices), 9) else None)
-
-
-class Confirm(Dialog[bool]):
-    """A question; only `y` means yes."""
-
-    def __init__(self, question: str, detail: str = "") -> None:
-        super().__init__()
-        self.question, self.detail = question, detail
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Static(Text(self.question, HERE))
-            yield from [Static(Text(self.detail))] if self.detail else []
-            yield Static(Text("y yes   any other key: no", FAINT))
-
-    def on_key(self, event: Key) -> None:
-        event.stop()
-        self.dismiss(event.key == "y")
+        self.dismiss(self.actions.get(event.key))

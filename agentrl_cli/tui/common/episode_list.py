@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.segment import Segment
@@ -25,7 +26,7 @@ from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.dialogs import Field, Form
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import flag_names, num, quote
+from agentrl_cli.tui.common.text import num, quote
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.types import Outcome
 
@@ -46,26 +47,25 @@ class EpisodeTable(Lines):
 
     DEFAULT_CSS = "EpisodeTable { scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
+    @dataclass
     class Wanted(Message):
         """Rows [first, last) are visible and not read yet."""
 
-        def __init__(self, first: int, last: int) -> None:
-            super().__init__()
-            self.first, self.last = first, last
+        first: int
+        last: int
 
+    @dataclass
     class Opened(Message):
         """Enter or a double click on a row."""
 
-        def __init__(self, row: Any) -> None:
-            super().__init__()
-            self.row = row
+        row: Any
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.ids: list[int] = []
         self.rows: dict[int, Any] = {}
         self.cursor = 0
-        self._asked: tuple[int, int] = (0, 0)
+        self._asked = (0, 0)
 
     def count(self) -> int:
         return len(self.ids)
@@ -75,10 +75,6 @@ class EpisodeTable(Lines):
         self.ids, self.rows, self._asked = ids, rows, (0, 0)
         self.measure()
         self.move_to(cursor)
-
-    def add_rows(self, rows: dict[int, Any]) -> None:
-        self.rows.update(rows)
-        self.refresh()
 
     def strip(self, index: int, width: int) -> Strip:
         row = self.rows.get(self.ids[index])
@@ -101,6 +97,16 @@ class EpisodeTable(Lines):
         self.cursor = max(0, min(index, len(self.ids) - 1))
         self.keep_in_sight(self.cursor)
         self.refresh()
+
+    def move_by(self, rows: int) -> None:
+        self.move_to(self.cursor + rows)
+
+    def move_pages(self, sign: int) -> None:
+        self.move_by(sign * max(self.size.height - 1, 1))
+
+    def move_to_end(self, last: int) -> None:
+        """Puts the cursor on the last row (1), or on the first (0)."""
+        self.move_to(len(self.ids) - 1 if last else 0)
 
     def open_current(self) -> None:
         row = self.rows.get(self.ids[self.cursor]) if self.ids else None
@@ -136,7 +142,7 @@ def row_text(row: Any, width: int) -> str:
         f" {time.strftime('%d %H:%M:%S', at)}" if row.started else " " * 12,
     )
     text = "".join(part for part, (least, _) in zip(parts, COLUMNS, strict=True) if width >= least)
-    marks = [flag_names(row.flags), *(f"#{tag}" for tag in row.tags), "note" * bool(row.note)]
+    marks = [*row.flags, *(f"#{tag}" for tag in row.tags), "note" * bool(row.note)]
     marks += [row.kind if row.kind != "train" else "", f"of {row.parent_id}" * bool(row.parent_id)]
     return f"{text} {' '.join(filter(None, marks))}"[:width].ljust(width)
 
@@ -246,29 +252,25 @@ def filter_text(values: Mapping[str, str]) -> str:
 class EpisodeList(Vertical):
     """Column titles over an `EpisodeTable`; `read_again` fills it by its `browse` and posts `Listed`."""
 
+    @dataclass
     class Listed(Message):
         """The list was read: how many episodes, or the error in the filter."""
 
-        def __init__(self, count: int, error: str) -> None:
-            super().__init__()
-            self.count, self.error = count, error
+        count: int
+        error: str
 
     def __init__(self, reader: Reader, browse: Browse, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.reader, self.browse = reader, browse
+        self.reader, self.browse, self.table = reader, browse, EpisodeTable(id="table")
 
     def compose(self) -> ComposeResult:
         yield Static(id="columns")
-        yield EpisodeTable(id="table")
+        yield self.table
 
     def on_resize(self) -> None:
         self.show_columns()
 
     on_worker_state_changed = report_failure
-
-    @property
-    def table(self) -> EpisodeTable:
-        return self.query_one(EpisodeTable)
 
     def show_columns(self) -> None:
         self.query_one("#columns", Static).update(head_text(self.size.width))
@@ -279,14 +281,15 @@ class EpisodeList(Vertical):
         table = self.table
         here = table.ids[table.cursor] if table.cursor and table.ids else -1
         try:
-            ids, rows = await self.reader.call(_first_page, self.browse, max(self.size.height, 40))
+            ids = await self.reader.call(self.browse.load)
+            rows = await self.reader.call(_rows, ids[: max(self.size.height, 40)])
         except AgentRLError as error:
             self.post_message(self.Listed(0, f"{error.message} {error.hint}".strip()))
             return
         table.show_rows(ids, rows, ids.index(here) if here in ids else 0)
         self.post_message(self.Listed(len(ids), ""))
 
-    def ask_filter(self) -> None:
+    def ask_filter(self) -> bool:
         """Asks for a filter and reads the list by it."""
 
         def read(text: str | None) -> None:
@@ -294,6 +297,7 @@ class EpisodeList(Vertical):
             self.read_again()
 
         self.app.push_screen(filter_form(self.browse.filter), read)
+        return True
 
     def next_sort(self) -> None:
         """Reads the list in the next order."""
@@ -302,13 +306,9 @@ class EpisodeList(Vertical):
 
     @work(exclusive=True, group="rows", exit_on_error=False)
     async def on_episode_table_wanted(self, event: EpisodeTable.Wanted) -> None:
-        rows = await self.reader.call(_rows, self.table.ids[event.first : event.last])
-        self.table.add_rows(rows)
-
-
-def _first_page(store: Store, browse: Browse, height: int) -> tuple[list[int], dict[int, Any]]:
-    ids = browse.load(store)
-    return ids, _rows(store, ids[:height])
+        wanted = self.table.ids[event.first : event.last]
+        self.table.rows |= await self.reader.call(_rows, wanted)
+        self.table.refresh()
 
 
 def _rows(store: Store, ids: list[int]) -> dict[int, Any]:

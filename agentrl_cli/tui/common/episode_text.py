@@ -12,8 +12,8 @@ from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.store.display import image_line
 from agentrl_cli.store.queries import message_texts
 from agentrl_cli.store.rows import episode_state, part_note
-from agentrl_cli.tui.common.load_episode import decoder_of
 from agentrl_cli.tui.common.plain_text import align_rows, cell, local_time
+from agentrl_cli.tui.common.reader import decoder_of
 from agentrl_cli.tui.common.token_text import TokenTexts, visible
 from agentrl_cli.tui.common.tree import continues, spans
 from agentrl_cli.types import Episode, TrainSignals, Turn

@@ -1,19 +1,19 @@
 """One episode, ready to show: decoded, cut into blocks, with its siblings and reasons. Pure; no textual, no torch.
 
-A half-written run is fine: arrays of another length are cut or padded, turns without tokens, a missing tokenizer
-and missing signals are shown as such.
+A half-written run is fine: turns without tokens, a missing tokenizer and missing signals are shown as such.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agentrl_cli.store.display import short_runs
+from agentrl_cli.store.marks import Score
 from agentrl_cli.tui.common.layers import Classes, Layer
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.tree import on_path, place_in, spans
@@ -32,19 +32,6 @@ class Block:
 
     def __len__(self) -> int:
         return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason: a flag with its evidence, or a check that passed."""
-
-    mark: str
-    """`!` needs a look, `.` is fine."""
-    text: str
-
-
-ScoreLine = tuple[str, float, float, float | None, Sequence[float]]
-"""(name of the set, reward, difference, advantage, advantage of each assistant turn)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,8 @@ class EpisodeView:
     signals: TrainSignals | None = None
     siblings: tuple[Any, ...] = ()
     """Rows of the group's episodes (this one too), by sample number."""
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
+    """(mark, text) of flags with their evidence, and of checks: `!` needs a look, `.` is fine."""
     decoder: TokenTexts = field(default_factory=TokenTexts)
     tags: tuple[str, ...] = ()
     note: str = ""
@@ -81,7 +69,7 @@ class EpisodeView:
     """Name of its run."""
     picked: str = ""
     """Why its task was picked, if not in turn."""
-    scores: tuple[ScoreLine, ...] = ()
+    scores: Sequence[Score] = ()
     """Its scores in the run's score sets (`agentrl compare --rewards`)."""
     live: str = ""
     """Text being generated right now, if the episode is running."""
@@ -125,39 +113,6 @@ def blocks_of(turns: Sequence[Turn], n_tokens: int) -> tuple[Block, ...]:
     if at < n_tokens:
         out.append(Block(len(out), "tokens", at, n_tokens))
     return tuple(out)
-
-
-def fit_signals(signals: TrainSignals | None, n: int) -> TrainSignals | None:
-    """Return the signals with every array cut or padded (NaN, 0) to length n."""
-    if signals is None:
-        return None
-    arrays = {spec.name: getattr(signals, spec.name) for spec in fields(signals)}
-    blank = {
-        name: np.full(n, 0 if array.dtype.kind == "i" else np.nan, array.dtype)
-        for name, array in arrays.items()
-        if array is not None and len(array) != n
-    }
-    return replace(signals, **_fill_from(blank, arrays)) if blank else signals
-
-
-def fit_tokens(tokens: Tokens) -> Tokens:
-    """Return the tokens with arrays that all have the length of `ids`, whatever was stored."""
-    n = len(tokens.ids)
-    arrays = {spec.name: getattr(tokens, spec.name) for spec in fields(tokens)}
-    given = Tokens.from_ids(tokens.ids, np.zeros(n, np.int8))
-    wrong = [name for name, array in arrays.items() if array is None or len(array) != n]
-    blank = {name: getattr(given, name) for name in wrong}
-    return replace(tokens, **_fill_from(blank, arrays)) if wrong else tokens
-
-
-def _fill_from(blank: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return blank arrays with as much of the stored ones as fits."""
-    for name, filler in blank.items():
-        array = arrays[name]
-        if array is not None and filler is not None and array.ndim == filler.ndim:
-            count = min(len(filler), len(array))
-            filler[:count] = array[:count]
-    return blank
 
 
 def first_difference(a: Int32, b: Int32) -> int | None:
@@ -208,7 +163,7 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
     )
 
 
-def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return flags first, then checks over the stored numbers, each with its evidence."""
     found = [("!", f"{name} {evidence}".strip()) for name, evidence in flags]
     callers = [row for row in view.siblings if getattr(row, "n_calls", 0)]
@@ -218,10 +173,13 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
             ("!", f"{len(callers)} of its siblings called one, {right} of these are solved")
         )
     found += [(".", f"task: {view.picked}")] * bool(view.picked)
-    for name, reward, delta, advantage, turns in view.scores:
-        own = "not trained" if advantage is None else f"adv {advantage:+.2f}"
-        each = f" by turn {' '.join(f'{value:+.2f}' for value in turns)}" if len(turns) > 1 else ""
-        found.append((".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
+    for one in view.scores:
+        own = "not trained" if one.advantage is None else f"adv {one.advantage:+.2f}"
+        turns = " ".join(f"{value:+.2f}" for value in one.turns)
+        each = f" by turn {turns}" if len(one.turns) > 1 else ""
+        found.append(
+            (".", f'rescored "{one.name}": {one.reward:.2f} ({one.delta:+.2f}), {own}{each}')
+        )
     rewards = [row.reward for row in view.siblings if row.reward is not None]
     ended = all(getattr(row, "outcome", None) is not None for row in view.siblings)
     if len(rewards) > 1 and ended:
@@ -233,10 +191,9 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
         paths = ", ".join(spans(branch) for branch in view.episode.branches)
         found.append((".", f"{len(view.episode.branches)} branches, B: turns {paths}"))
     found += [("!", view.episode.fact)] * view.episode.fact.startswith("skipped")
-    trained = [(".", "not trained: no numbers of a training are stored")]
     if view.signals is not None:
-        trained = _signal_reasons(view.tokens, view.signals)
-    return tuple(Reason(mark, text) for mark, text in (*found, *trained))
+        return (*found, *_signal_reasons(view.tokens, view.signals))
+    return (*found, (".", "not trained: no numbers of a training are stored"))
 
 
 def _signal_reasons(tokens: Tokens, signals: TrainSignals) -> list[tuple[str, str]]:
@@ -267,13 +224,13 @@ def make_view(
     flags: Sequence[tuple[str, str]] = (),
     **facts: Any,
 ) -> EpisodeView:
-    """Build a view; repairs lengths, never raises on odd arrays. `facts`: the other fields of a view."""
-    tokens = fit_tokens(episode.tokens)
+    """Build a view. `facts`: its other fields."""
+    ids = episode.tokens.ids
     view = EpisodeView(
-        episode=episode.with_(tokens=tokens),
-        texts=short_runs(decoder.texts(tokens.ids), tokens.ids.tolist()),
-        blocks=blocks_of(episode.turns, len(tokens)),
-        signals=fit_signals(signals, len(tokens)),
+        episode=episode,
+        texts=short_runs(decoder.texts(ids), ids.tolist()),
+        blocks=blocks_of(episode.turns, len(ids)),
+        signals=signals,
         siblings=tuple(sorted(siblings, key=lambda row: (row.sample, row.id))),
         decoder=decoder,
         **facts,
@@ -338,8 +295,10 @@ def whatif_turn(view: EpisodeView, token: int) -> int | None:
     )
 
 
-def off_branch(view: EpisodeView, number: int) -> frozenset[int]:
-    """Return the numbers of the blocks whose turns are not on a branch."""
+def off_branch(view: EpisodeView, number: int | None) -> frozenset[int]:
+    """Return the numbers of the blocks whose turns are not on a branch; none for all branches."""
+    if number is None:
+        return frozenset()
     turns = set(view.episode.branches[number])
     return frozenset(block.number for block in view.blocks if _index(block) not in turns)
 

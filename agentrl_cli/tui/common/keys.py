@@ -1,16 +1,70 @@
-"""Keys of the screens: their ids in a keymap file, their actions in words, and all of them in the command palette."""
+"""Keys of the screens: their ids in the user's file, and their actions in words.
+
+The file is `~/.config/agentrl/screens.yaml`, or the one that AGENTRL_SCREENS names:
+
+    palette: purple-green
+    theme: light              # or dark; auto follows the terminal
+    keys:
+      replay.tag: ctrl+t
+      replay.layer.logp: "3,p"
+
+Key ids are SCREEN.ACTION or SCREEN.ACTION.ARGUMENT; the command palette (ctrl+p) shows them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from typing import Literal
 
+from pydantic import BaseModel, ValidationError
 from textual.binding import Binding, BindingType
-from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.screen import Screen
 
-from agentrl_cli.tui.common.settings import own_keys
+
+class Settings(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
+    """The contents of the file."""
+
+    palette: Literal["blue-orange", "bright", "purple-green", "grey"] = "blue-orange"
+    theme: Literal["auto", "dark", "light"] = "auto"
+    keys: Mapping[str, str] = {}
+
+
+def settings_path() -> Path:
+    """Return the path of the file."""
+    named, base = os.environ.get("AGENTRL_SCREENS"), os.environ.get("XDG_CONFIG_HOME")
+    if named:
+        return Path(named).expanduser()
+    return (Path(base) if base else Path.home() / ".config") / "agentrl" / "screens.yaml"
+
+
+def read_settings(path: Path) -> tuple[Settings, str]:
+    """Read the settings; an entry with an error is left out, and the error returned beside them, as a message."""
+    if not path.is_file():
+        return Settings(), ""
+    import yaml  # imported only if there is such a file
+
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return Settings(), f"{path} cannot be read: {error}"
+    try:
+        return Settings.model_validate(found), ""
+    except ValidationError as error:
+        wrong = [(str(one["loc"][0]) if one["loc"] else "", one["msg"]) for one in error.errors()]
+    good = found if isinstance(found, dict) else {}
+    good = {name: value for name, value in good.items() if name not in dict(wrong)}
+    name, problem = wrong[0]
+    shown = f" {name} {good.get(name, found[name])!r}" if name else ""
+    return Settings.model_validate(good), f"{path}:{shown}: {problem}"
+
+
+def own_keys() -> Mapping[str, str]:
+    """Return the user's keymap."""
+    return read_settings(settings_path())[0].keys
+
 
 CLOSING = (
     Binding("question_mark", "help", "keys"),
@@ -65,30 +119,6 @@ def describe(binding: Binding) -> str:
 
 
 def describe_keys(screen: Screen[object]) -> list[tuple[Binding, str]]:
-    """Return the bindings of a screen with their actions in words."""
-    keys = type(screen).BINDINGS
-    return [(key, describe(key)) for key in keys if isinstance(key, Binding)]
-
-
-class KeyCommands(Provider):
-    """The bindings of the screen below the palette, each action once, with the keys of the user's keymap."""
-
-    def _all(self) -> Iterator[DiscoveryHit]:
-        own, actions = own_keys(), dict[str, tuple[Binding, str]]()
-        for key, words in describe_keys(self.screen):
-            actions.setdefault(key.action, (key, words))
-        for action, (key, words) in actions.items():
-            run = partial(self.app.run_action, action, self.screen)
-            yield DiscoveryHit(words, run, help=f"{own.get(key.id or '', key.key)}   {key.id}")
-
-    async def discover(self) -> Hits:
-        for hit in self._all():
-            yield hit
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for hit in self._all():
-            words, help = str(hit.display), hit.help or ""
-            score = max(matcher.match(words), matcher.match(help))
-            if score > 0:
-                yield Hit(score, matcher.highlight(words), hit.command, help=help)
+    """Return the bindings of a screen with their actions in words, and the keys of the user's keymap."""
+    own, keys = own_keys(), (key for key in type(screen).BINDINGS if isinstance(key, Binding))
+    return [(replace(key, key=own.get(key.id or "", key.key)), describe(key)) for key in keys]

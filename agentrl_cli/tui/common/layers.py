@@ -84,16 +84,14 @@ def palette_name() -> str:
 
 
 def shade(color: str) -> str:
-    """Return a level's colour in the palette in use; `#rrggbb*k` is step k of PUSH_STEPS on the way to that colour."""
+    """Return a level's colour in the palette in use; `#rrggbb*k` is step k of PUSH_STEPS towards it."""
     full, _, step = color.partition("*")
     full = _palette.get(full, full)
-    return _blend(full, int(step) / PUSH_STEPS) if step else full
-
-
-def _blend(color: str, share: float) -> str:
-    """Return a colour mixed with the screen's background."""
-    pairs = zip(bytes.fromhex(BACKGROUND[1:]), bytes.fromhex(color[1:]), strict=True)
-    return "#" + "".join(f"{round(dark + (full - dark) * share):02x}" for dark, full in pairs)
+    if not step:
+        return full
+    pairs = zip(bytes.fromhex(BACKGROUND[1:]), bytes.fromhex(full[1:]), strict=True)
+    mixed = (round(dark + (light - dark) * int(step) / PUSH_STEPS) for dark, light in pairs)
+    return f"#{bytes(mixed).hex()}"
 
 
 _SIGNED = (

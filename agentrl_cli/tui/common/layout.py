@@ -71,6 +71,9 @@ class Layout:
     `lines`: the kind of each row; `piece_token`, `piece_text`, `piece_cells`: parallel lists; `notes`: (style, text).
     """
 
+    _spans: dict[int, list[tuple[int, int]]]
+    """Block → first and last piece of each of its text lines, folded or not."""
+
     def __init__(
         self,
         view: EpisodeView,
@@ -92,14 +95,11 @@ class Layout:
         self.piece_token: list[int] = []
         self.piece_text: list[str] = []
         self.piece_cells: list[int] = []
-        self._spans: dict[int, list[tuple[int, int]]] = {}
-        """Block → first and last piece of each of its text lines, folded or not."""
         if before is not None and before.view is view and before.width == self.width:
             self.piece_token, self.piece_text = before.piece_token, before.piece_text
             self.piece_cells, self._spans = before.piece_cells, before._spans
         else:
-            for block in view.blocks:
-                self._spans[block.number] = self._wrap(block)
+            self._spans = {block.number: self._wrap(block) for block in view.blocks}
         self.notes: list[tuple[str, str]] = []
         self.pictures: dict[int, tuple[Segment, ...]] = {}
         """Note → a line of an image."""
@@ -116,19 +116,27 @@ class Layout:
         self.lines.append((Kind.HEAD, block.number, 0))
         if folded:
             return
-        turn = block.turn
-        if turn is not None:
-            images = iter(turn.shown)
-            for style, text in result_notes(turn, self.view.images):
-                self._note(style, text)
-                if style == "image":
-                    self._picture(next(images))
+        images = iter(block.turn.shown if block.turn is not None else ())
+        for style, text in result_notes(block.turn, self.view.images) if block.turn else ():
+            self._note(style, text)
+            rows = (
+                picture_rows(next(images), min(SMALL[0], self.width - 4), SMALL[1])
+                if style == "image"
+                else ()
+            )
+            for row in rows:
+                self.pictures[len(self.notes)] = row
+                self._add_note("image", "".join(part.text for part in row))
+        sampled = self.glyphs == "sampled" and block.role == "assistant"
         for first, last in self._spans[block.number]:
-            self._text_line(first, last, block)
-        if turn is not None:
-            for call in turn.calls:
-                for style, text in call_notes(call):
-                    self._note(style, text)
+            self._text_lines.append(len(self.lines))
+            self._text_first.append(first)
+            self.lines.append((Kind.TEXT, first, last))
+            if self.glyphs == "all" or sampled:
+                self.lines.append((Kind.GLYPH, first, last))
+        for call in block.turn.calls if block.turn is not None else ():
+            for style, text in call_notes(call):
+                self._note(style, text)
 
     def _note(self, style: str, text: str) -> None:
         for line in text.split("\n"):
@@ -141,11 +149,6 @@ class Layout:
     def _add_note(self, style: str, text: str) -> None:
         self.lines.append((Kind.NOTE, len(self.notes), 0))
         self.notes.append((style, text))
-
-    def _picture(self, data: bytes) -> None:
-        for row in picture_rows(data, min(SMALL[0], self.width - 4), SMALL[1]):
-            self.pictures[len(self.notes)] = row
-            self._add_note("image", "".join(part.text for part in row))
 
     def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
@@ -183,13 +186,6 @@ class Layout:
             line()
         return spans
 
-    def _text_line(self, first: int, last: int, block: Block) -> None:
-        self._text_lines.append(len(self.lines))
-        self._text_first.append(first)
-        self.lines.append((Kind.TEXT, first, last))
-        if self.glyphs == "all" or (self.glyphs == "sampled" and block.role == "assistant"):
-            self.lines.append((Kind.GLYPH, first, last))
-
     def token_at(self, line: int, cell: int) -> int | None:
         """Return the token shown at a cell of a line, None if the line has no tokens."""
         kind, a, b = self.lines[line] if 0 <= line < len(self.lines) else (Kind.HEAD, 0, 0)
@@ -218,11 +214,9 @@ class Layout:
 
     def text_line_near(self, line: int, step: int) -> int | None:
         """Return the next text line from `line` in direction `step` (±1), `line` excluded."""
-        last = len(self.lines) if step > 0 else -1
-        after = range(
-            min(line + step, len(self.lines) - 1) if step < 0 else max(line + step, 0), last, step
-        )
-        return next((n for n in after if self.lines[n][0] == Kind.TEXT), None)
+        count = len(self.lines)
+        down, up = range(max(line + 1, 0), count), range(min(line - 1, count - 1), -1, -1)
+        return next((n for n in (down if step > 0 else up) if self.lines[n][0] == Kind.TEXT), None)
 
 
 def _cut(text: str, width: int) -> tuple[str, str]:

@@ -6,6 +6,8 @@ A Static renders all of its text when any of it changes: with a curve per metric
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,7 +17,10 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Static
+
+from agentrl_cli.tui.common.text import join
 
 
 class Lines(ScrollView, can_focus=True, inherit_bindings=False):
@@ -26,12 +31,11 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     marked = -1
     """The line that a search found."""
 
+    @dataclass
     class Chosen(Message):
         """A click on a line, counted from 0."""
 
-        def __init__(self, line: int) -> None:
-            super().__init__()
-            self.line = line
+        line: int
 
     def count(self) -> int:
         """Return how many lines there are."""
@@ -98,14 +102,34 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
 
 
 class Rows(Static):
-    """A short text of which single rows can be clicked; posts `Chosen`."""
+    """A short text of which single rows can be clicked; posts `Chosen`.
 
+    It is laid out again only if the number of lines or the width changed: a layout costs more than the text.
+    """
+
+    _count = -1
+
+    @dataclass
     class Chosen(Message):
         """A click at (row, column) of the text, counted from 0."""
 
-        def __init__(self, rows: Rows, row: int, column: int) -> None:
-            super().__init__()
-            self.rows, self.row, self.column = rows, row, column
+        rows: Rows
+        row: int
+        column: int
+
+    def show(self, lines: Sequence[Text]) -> None:
+        """Replaces the lines."""
+        self.update(join(lines), layout=len(lines) != self._count)
+        self._count = len(lines)
+
+    def on_resize(self) -> None:
+        self._count = -1
+
+    @property
+    def inner(self) -> int:
+        """The width of a line in cells: that of the pane around it, without its edge."""
+        pane = cast(Widget, self.parent)
+        return max(pane.size.width - (2 if pane.parent is self.screen else 1), 20)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

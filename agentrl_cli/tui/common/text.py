@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from rich.text import Text
 
@@ -47,16 +46,6 @@ def wrap(text: str, width: int) -> list[str]:
         else:
             line = f"{line} {word}".strip()
     return [*out, line] if line or not out else out
-
-
-def flag_names(flags: Any) -> str:
-    """Return the names of a row's flags, whether stored as a tuple or as comma-separated text."""
-    names = (
-        flags.replace(",", " ").split()
-        if isinstance(flags, str)
-        else [str(flag) for flag in flags or ()]
-    )
-    return " ".join(names)
 
 
 def join(lines: Iterable[Text]) -> Text:

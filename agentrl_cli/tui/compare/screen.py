@@ -16,16 +16,16 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.reports.compare import RunComparison, compare_runs
 from agentrl_cli.store import EpisodeRow, EvalRow
-from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.agent_screen import AgentScreen, LinesScreen
 from agentrl_cli.tui.common.charts import chart, short
-from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
+from agentrl_cli.tui.common.episode_view import Fork, place_of, token_at
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
-from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
-from agentrl_cli.tui.common.token_text import keep_end, visible
+from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.replay.panels import fork_lines
 
 KEYS = "j/k task  enter side by side  m all metrics  ? keys  q back"
 HELP = """\
@@ -37,7 +37,7 @@ Tasks come from the newest evaluation of each run where both have one, else from
 """
 
 
-class CompareScreen(AgentScreen):
+class CompareScreen(LinesScreen):
     """`before` and `after`: runs as `store.run` takes them."""
 
     BINDINGS: ClassVar[list[BindingType]] = with_ids(
@@ -51,7 +51,7 @@ class CompareScreen(AgentScreen):
         ],
     )
 
-    HELP_TITLE, HELP_TEXT = "compare", HELP
+    KEYS, HELP_TITLE, HELP_TEXT = KEYS, "compare", HELP
 
     def __init__(self, reader: Reader, before: str, after: str) -> None:
         super().__init__(reader)
@@ -60,19 +60,9 @@ class CompareScreen(AgentScreen):
         self.cursor = 0
         self.every = False
 
-    def compose(self) -> ComposeResult:
-        yield from (
-            Static(id="head"),
-            Lines(id="long"),
-            Static(Text(KEYS, no_wrap=True), id="keys"),
-        )
-
     def on_mount(self) -> None:
         self.put_head("agentrl compare   reading …")
         self.load()
-
-    def on_resize(self, event: Resize) -> None:
-        self.call_after_refresh(self.paint)
 
     @work(exclusive=True, group="load", exit_on_error=False)
     async def load(self) -> None:
@@ -87,7 +77,7 @@ class CompareScreen(AgentScreen):
         """Paints everything; the chosen task is kept in sight."""
         if self.found is None:
             return
-        width, page = max(self.size.width - 3, 40), self.query_one(Lines)
+        width, page = max(self.size.width - 3, 40), self.page
         self.put_head(f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}")
         top = top_lines(self.found, width, every=self.every)
         page.show([*top, *task_lines(self.found, width, self.cursor)])
@@ -98,7 +88,7 @@ class CompareScreen(AgentScreen):
 
     def action_move(self, step: int) -> None:
         if self.found is not None and not self.found.tasks:
-            self.query_one(Lines).scroll_relative(y=step, animate=False)
+            self.action_scroll_by(step)
         elif self.found is not None:
             self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))
             self.paint()
@@ -216,50 +206,48 @@ class VersusScreen(AgentScreen):
         super().__init__(reader)
         self.rows = rows
         self.sides = list(sides)
-        self.views: list[EpisodeView | None] = [None, None]
+        self.texts = TokenView(id="side0"), TokenView(id="side1")
         self.fork: Fork | None = None
         self.side = 0
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
         with Horizontal(id="both"):
-            for side in (0, 1):
-                with Vertical(classes="pane", id=f"pane{side}"):
-                    yield Static(id=f"title{side}", classes="title")
-                    yield TokenView(id=f"side{side}")
+            for side, text in enumerate(self.texts):
+                yield Vertical(Static(id=f"title{side}", classes="title"), text, classes="pane")
         yield Static(id="diff")
         yield Static(Text(VERSUS_KEYS, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
-        self.tokens(0).focus()
+        self.text.focus()
         self.put("head", Text("reading …"))
         self.load()
 
     def on_resize(self, event: Resize) -> None:
-        for side in (0, 1):
-            self.tokens(side).compact = event.size.height < 30
+        for text in self.texts:
+            text.compact = event.size.height < 30
         self.call_after_refresh(self.paint)
 
-    def tokens(self, side: int) -> TokenView:
-        return self.query_one(f"#side{side}", TokenView)
+    @property
+    def text(self) -> TokenView:
+        """The tokens of the side that keys move in."""
+        return self.texts[self.side]
 
     @work(exclusive=True, group="load", exit_on_error=False)
     async def load(self) -> None:
         """Reads both episodes; the other side goes to where this one parts from it."""
-        for side in (0, 1):
-            row, view = self.rows[self.sides[side]], self.views[side]
-            if view is not None and view.episode.id == row.id:
+        for at, text in zip(self.sides, self.texts, strict=True):
+            if text.view is not None and text.view.episode.id == self.rows[at].id:
                 continue
             try:
-                view = await self.reader.view(row.id)
+                view = await self.reader.view(self.rows[at].id)
             except AgentRLError as error:
                 self.put("head", Text(error.message, ALARM))
                 return
-            self.views[side] = view
-            if view.signals is None and self.tokens(side).lens == "push":
-                self.tokens(side).lens = "logp"
-            self.tokens(side).show(view, token_at(view, None))
-        left, right = self.views
+            if view.signals is None and text.lens == "push":
+                text.lens = "logp"
+            text.show(view, token_at(view, None))
+        left, right = (text.view for text in self.texts)
         assert left is not None and right is not None
         self.fork = await self.reader.fork(left, right.episode.id)
         self.paint()
@@ -267,8 +255,8 @@ class VersusScreen(AgentScreen):
 
     def paint(self) -> None:
         """Paints the titles and the difference."""
-        left = self.views[0]
-        if left is None or None in self.views:
+        left = self.texts[0].view
+        if left is None or self.texts[1].view is None:
             return
         count = f"{len(self.rows)} checkpoints tried this task"
         self.put_head(f"agentrl replay   {self.rows[0].task_id}   {count}")
@@ -280,27 +268,24 @@ class VersusScreen(AgentScreen):
             color = GOOD if str(row.outcome) == "solved" else BAD
             text.append(f"  {num(row.reward, '.2f')} {row.outcome}", color)
             self.put(f"title{side}", text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok"))
-        self.put("diff", join(parting_lines(self.fork, left, max(self.size.width - 4, 20))))
+        lines = fork_lines(self.fork, left, max(self.size.width - 4, 20), ("left", "right"))
+        self.put("diff", join(lines))
 
     def action_side(self) -> None:
-        self.side = 1 - self.side
-        self.tokens(self.side).focus()
-        self.paint()
+        self.texts[1 - self.side].focus()
 
     def on_descendant_focus(self) -> None:
-        side = int(self.tokens(1).has_focus)
-        if side != self.side:
-            self.side = side
-            self.paint()
+        self.side = int(self.texts[1].has_focus)
+        self.paint()
 
     def action_turn(self, step: int) -> None:
-        self.tokens(self.side).move_turn(step)
+        self.text.move_turn(step)
 
     def action_token(self, step: int) -> None:
-        self.tokens(self.side).move(step)
+        self.text.move(step)
 
     def action_line(self, step: int) -> None:
-        self.tokens(self.side).move_lines(step)
+        self.text.move_lines(step)
 
     def action_version(self, step: int) -> None:
         """Shows another checkpoint on this side; the place in the episode stays."""
@@ -312,37 +297,15 @@ class VersusScreen(AgentScreen):
         self.load()
 
     def action_layer(self, name: str) -> None:
-        for side in (0, 1):
-            self.tokens(side).lens = name
+        for text in self.texts:
+            text.lens = name
 
     def action_fork(self) -> None:
         if self.fork is not None:
-            self.tokens(0).move_to(self.fork.position)
-            self.tokens(1).move_to(self.fork.other_position)
+            self.texts[0].move_to(self.fork.position)
+            self.texts[1].move_to(self.fork.other_position)
 
     def action_open(self) -> None:
-        view = self.views[self.side]
-        if view is not None:
-            place = place_of(view, self.tokens(self.side).cursor)
-            self.open_screen("replay", view.episode.id, place=place)
-
-
-def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
-    """Return the first differing token of the two sides, the text that follows on each, and how likely the
-    left one held either.
-    """
-    if fork is None:
-        return [Text("DIFF  both sides are the same tokens", FAINT)]
-    turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))
-    there = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
-    own = (
-        f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {there}"
-    )
-    known = fork.p_here is not None or fork.p_there is not None
-    rows = [
-        (f"DIFF  they part at token {fork.position}, turn {turn}", TITLE),
-        (f"  left  {visible(fork.here) or '(ends here)'}", ""),
-        (f"  right {visible(fork.there) or '(ends here)'}", ""),
-        *[(own, FAINT)] * known,
-    ]
-    return [Text(text[:width], style, no_wrap=True) for text, style in rows]
+        if self.text.view is not None:
+            place = place_of(self.text.view, self.text.cursor)
+            self.open_screen("replay", self.text.view.episode.id, place=place)

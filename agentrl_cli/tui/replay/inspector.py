@@ -11,7 +11,7 @@ from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.layers import reference_kl
 from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, wrap
 from agentrl_cli.tui.common.token_text import visible
-from agentrl_cli.types import Float32, Origin, TrainSignals
+from agentrl_cli.types import Float32, Origin
 from agentrl_cli.types.tokens import NO_GRADIENT
 
 STATUS = (
@@ -69,12 +69,28 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
         if np.isfinite(logp := float(logps[token])):
             out.append((name, f"{num(logp, '+.3f')} p {num(math.exp(logp), '.3f').lstrip('0')}"))
     if np.isfinite(tokens.entropy[token]):
-        rank = _rank(view, token)
-        out.append(("entropy", f"{tokens.entropy[token]:.3f}" + (f" rank {rank}" if rank else "")))
+        found = np.flatnonzero(tokens.top_ids[token] == tokens.ids[token])
+        rank = f" rank {found[0] + 1}" if len(found) else " rank > 5"
+        known_rank = len(found) or tokens.top_ids[token, 0] >= 0
+        out.append(("entropy", f"{tokens.entropy[token]:.3f}{rank if known_rank else ''}"))
     if signals is not None:
+        teacher = signals.logp_teacher
+        arrays: dict[str, Float32 | None] = {
+            "logp trainer": signals.logp_train,
+            "logp ref": signals.logp_ref,
+            "KL ref": reference_kl(tokens, signals),
+            "p teacher": None if teacher is None else np.exp(teacher),
+            "teacher − own": None if teacher is None else teacher - signals.logp_train,
+            "adv reward": signals.reward_advantage,
+            "ratio": signals.ratio,
+            "advantage": signals.advantage,
+            "weight": signals.weight,
+            "value": signals.value,
+            "return": signals.returns,
+        }
         out += [
             (name, num(float(array[token]), "+.4g"))
-            for name, array in _name_arrays(view, signals)
+            for name, array in arrays.items()
             if array is not None and np.isfinite(array[token])
         ]
         if math.isfinite(push := float(signals.push[token])):
@@ -82,24 +98,6 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
             shown = f"{num(push / scale)} × top 5 %" if scale else num(push, "+.4g")
             out.append(("push", shown))
     return [*out, ("trained", _disposition(view, token))]
-
-
-def _name_arrays(view: EpisodeView, signals: TrainSignals) -> list[tuple[str, Float32 | None]]:
-    """Return the arrays of a training step by their names in the inspector."""
-    teacher = signals.logp_teacher
-    return [
-        ("logp trainer", signals.logp_train),
-        ("logp ref", signals.logp_ref),
-        ("KL ref", reference_kl(view.tokens, signals)),
-        ("p teacher", None if teacher is None else np.exp(teacher)),
-        ("teacher − own", None if teacher is None else teacher - signals.logp_train),
-        ("adv reward", signals.reward_advantage),
-        ("ratio", signals.ratio),
-        ("advantage", signals.advantage),
-        ("weight", signals.weight),
-        ("value", signals.value),
-        ("return", signals.returns),
-    ]
 
 
 def _disposition(view: EpisodeView, token: int) -> str:
@@ -112,13 +110,6 @@ def _disposition(view: EpisodeView, token: int) -> str:
     if signals is not None and np.isfinite(signals.weight[token]):
         state += f", {NO_GRADIENT[signals.clipped[token]]}"
     return state
-
-
-def _rank(view: EpisodeView, token: int) -> str:
-    found = np.flatnonzero(view.tokens.top_ids[token] == view.tokens.ids[token])
-    if len(found):
-        return str(int(found[0]) + 1)
-    return "> 5" if view.tokens.top_ids[token, 0] >= 0 else ""
 
 
 def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bool]]:
@@ -156,18 +147,7 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
                 HERE if sampled else "",
             )
         )
-    # as many lines for every token of an episode, so that what is below keeps its place
-    return lines + [Text("")] * (_token_room(view) - len(lines))
-
-
-def _token_room(view: EpisodeView) -> int:
-    signals, sampled = view.signals, bool(view.tokens.trained_mask.any())
-    optional: tuple[object, ...] = ()
-    if signals is not None:
-        optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns)
-        optional += (signals.logp_teacher, signals.logp_teacher, signals.reward_advantage)
-    trained = 5 + sum(array is not None for array in optional) if signals is not None else 0
-    return 4 + (3 + trained + 1 + view.tokens.top_ids.shape[1] if sampled else 0)
+    return lines
 
 
 def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
@@ -191,10 +171,10 @@ def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     """Return the flags and checks, each with its evidence."""
     solved, running = view.episode.solved, view.running
     lines = [Text("SO FAR" if running else "CHECKS" if solved else "WHY IT FAILED (rules)", TITLE)]
-    for reason in view.reasons:
-        for number, part in enumerate(wrap(reason.text, width - 3)):
-            prefix = f" {reason.mark} " if number == 0 else "   "
-            lines.append(Text(prefix + part, BAD if reason.mark == "!" else FAINT))
+    for mark, text in view.reasons:
+        for number, part in enumerate(wrap(text, width - 3)):
+            prefix = f" {mark} " if number == 0 else "   "
+            lines.append(Text(prefix + part, BAD if mark == "!" else FAINT))
     if view.decoder.problem:
         lines += [Text(f" ! {part}", BAD) for part in wrap(view.decoder.problem, width - 3)]
     if view.tags:

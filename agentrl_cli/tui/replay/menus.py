@@ -1,44 +1,46 @@
-"""The menus and windows of replay: what if, edit a turn, chat from here, export, copy."""
+"""The menus and windows of replay: what if, edit a turn, chat from here, export, copy, images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from rich.text import Text
-from textual.widget import Widget
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.events import Key
 from textual.widgets import Input, Static
 
+from agentrl_cli.store.display import image_file
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose, Field, Form, Prompt
+from agentrl_cli.tui.common.dialogs import Dialog, Field, Form, Prompt
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import EpisodeView, place_of, text_of_turn, whatif_turn
-from agentrl_cli.tui.common.load_episode import token_texts
-from agentrl_cli.tui.common.text import FAINT
+from agentrl_cli.tui.common.picture import open_file, picture_lines
+from agentrl_cli.tui.common.reader import token_texts
+from agentrl_cli.tui.common.text import FAINT, TITLE, join
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.whatif.view import whatif_arguments
 
 
-class Rewrite(Prompt):
+class Rewrite(Prompt, inherit_bindings=False):
     """One line of settings and a text of many lines, which wraps and scrolls; gives both.
 
     Enter goes from either, tab is the way between them, ctrl+j a new line in the text.
     """
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel")]
     AUTO_FOCUS = "ChatLine"
-    CHECKS_EMPTY = True
 
-    def __init__(
-        self, label: str, settings: str, text: str, help: str, check: Callable[[str], object]
-    ) -> None:
-        super().__init__(label, settings, help=help, check=check)
-        self.edited = text
-
-    def more(self) -> Sequence[Widget]:
+    def __init__(self, label: str, settings: str, text: str) -> None:
+        super().__init__(label, settings, help=WHATIF, check=whatif_arguments)
         how = Text("its text   (tab: between the two, ctrl+j: new line)", FAINT)
-        return Static(how), ChatLine(self.edited, id="text")
+        self.more = Static(how), ChatLine(text, id="text")
 
     def on_chat_line_completion(self) -> None:
         self.query_one(Input).focus()
@@ -58,13 +60,10 @@ WHATIF = (
 def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
     """Asks for a what-if from the cursor's turn on; the answer runs in a process of its own."""
     turn, episode = whatif_turn(view, token), view.episode
-    choices = ["run its tool calls again, compare, score again"]
-    if turn is not None:
-        choices += [f"re-roll from turn {turn}", f"edit turn {turn} and go on", "what-ifs"]
     model = f"{view.run}@last" if episode.kind == "train" else ""
 
     def start(text: str, edit: str | None = None) -> None:
-        arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
+        arguments = whatif_arguments(text) + ([] if edit is None else [f"--edit={edit}"])
         screen.open_screen("whatif", episode.id, arguments)
 
     async def reroll() -> None:
@@ -79,24 +78,25 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
             Field("seed", "0"),
             Field("model", model, "the project's; → completes", ["tiny", "scripted", *names]),
         ]
-        form = Form("re-roll", fields, whatif_text, help=WHATIF, check=whatif_arguments)
-        screen.ask(form, lambda text: start(text) if text else None)
+        screen.ask(Form("re-roll", fields, whatif_text, help=WHATIF, check=whatif_arguments), start)
 
-    def use(choice: int) -> None:
-        if choice == 0:
-            start("rerun")
-        elif choice == 1:
-            screen.run_worker(reroll(), exclusive=True, group="form", exit_on_error=False)
-        elif choice == 2:
-            settings = f"turn={turn} n=1 T=1.0 seed=0" + f" model={model}" * bool(model)
-            rewrite = Rewrite(
-                "edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments
-            )
-            screen.ask(rewrite, lambda given: start(*given))
-        else:
-            screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
+    def edit() -> None:
+        settings = f"turn={turn} n=1 T=1.0 seed=0" + f" model={model}" * bool(model)
+        text = text_of_turn(view, turn or 0)
+        screen.ask(Rewrite("edit", settings, text), lambda given: start(*given))
 
-    screen.ask(Choose("what if", choices), use)
+    ways: dict[str, Callable[[], object]] = {
+        "run its tool calls again, compare, score again": partial(start, "rerun")
+    }
+    if turn is not None:
+        ways |= {
+            f"re-roll from turn {turn}": lambda: screen.run_worker(
+                reroll(), exclusive=True, group="form", exit_on_error=False
+            ),
+            f"edit turn {turn} and go on": edit,
+            "what-ifs": lambda: screen.open_screen("episodes", Browse(f"parent:{episode.id}")),
+        }
+    screen.choose("what if", ways)
 
 
 def whatif_text(values: Mapping[str, str]) -> str:
@@ -115,64 +115,62 @@ def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
 
 
 def ask_export(
-    screen: AgentScreen, ids: list[str], view: EpisodeView | None, save_svg: Callable[[], object]
+    screen: AgentScreen, episode: str, view: EpisodeView | None, save_svg: Callable[[], object]
 ) -> None:
-    """Asks in which form to export an episode (`ids`) or its whole group, and writes it."""
+    """Asks in which form to export an episode or its whole group, and writes it."""
     group = [row.id for row in view.siblings] if view is not None else []
-    choices = ["JSON lines", "one HTML page", "SVG of this screen"]
-    choices += (
-        ["the whole group as one HTML page", "the whole group as JSON lines"]
-        if len(group) > 1
-        else []
-    )
 
-    async def write(wanted: list[str], path: Path) -> None:
+    async def write(wanted: list[str], ending: str) -> None:
+        from agentrl_cli.reports.export import export_lines, write_lines
         from agentrl_cli.reports.html import export_html
 
+        path = Path(f"{episode}{ending}").absolute()
         if path.suffix == ".jsonl":
-            await screen.reader.export(wanted, path)
+            await screen.reader.call(lambda store: write_lines(export_lines(store, wanted), path))
         else:
             await screen.reader.call(
-                export_html, wanted, path, token_texts, title=f"agentrl {ids[0]}"
+                export_html, wanted, path, token_texts, title=f"agentrl {episode}"
             )
         screen.notify(f"wrote {path}", markup=False)
 
-    def use(choice: int) -> None:
-        if choice == 2:
-            save_svg()
-        else:
-            whole, lines = choice > 2, choice in (0, 4)
-            path = Path(f"{ids[0]}{'-group' * whole}.{'jsonl' if lines else 'html'}").absolute()
-            work = write(group if whole else ids, path)
-            screen.run_worker(work, exclusive=True, group="export", exit_on_error=False)
+    def export(wanted: list[str], ending: str) -> None:
+        work = write(wanted, ending)
+        screen.run_worker(work, exclusive=True, group="export", exit_on_error=False)
 
-    screen.ask(Choose("export", choices), use)
+    ways: dict[str, Callable[[], object]] = {
+        "JSON lines": partial(export, [episode], ".jsonl"),
+        "one HTML page": partial(export, [episode], ".html"),
+        "SVG of this screen": save_svg,
+    }
+    if len(group) > 1:
+        ways |= {
+            "the whole group as one HTML page": partial(export, group, "-group.html"),
+            "the whole group as JSON lines": partial(export, group, "-group.jsonl"),
+        }
+    screen.choose("export", ways)
 
 
 def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, token: int) -> None:
     """Asks for a text to copy to the clipboard."""
-    targets = copy_targets(episode_id, view, token)
+    targets = {"episode id": episode_id}
+    if view is not None and view.blocks:
+        block = view.blocks[view.block_of(token)]
+        ids = view.tokens.ids[block.start : block.end].tolist()
+        targets = {
+            "token": view.texts[token] if view.texts else "",
+            "turn": "".join(view.texts[block.start : block.end]),
+            "transcript": "".join(view.texts),
+            "episode id": episode_id,
+            "link": link(episode_id, view, token),
+            "token ids": " ".join(map(str, ids)),
+        }
 
-    def use(choice: int) -> None:
-        screen.app.copy_to_clipboard(targets[choice][1])
-        screen.notify(f"copied {targets[choice][0]}", timeout=2, markup=False)
+    def copy(name: str) -> None:
+        screen.app.copy_to_clipboard(targets[name])
+        screen.notify(f"copied {name}", timeout=2, markup=False)
 
-    screen.ask(Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use)
-
-
-def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[tuple[str, str]]:
-    """Return (name, text) of everything that can be copied."""
-    if view is None or not view.blocks:
-        return [("episode id", episode_id)]
-    block = view.blocks[view.block_of(token)]
-    return [
-        ("token", view.texts[token] if view.texts else ""),
-        ("turn", "".join(view.texts[block.start : block.end])),
-        ("transcript", "".join(view.texts)),
-        ("episode id", episode_id),
-        ("link", link(episode_id, view, token)),
-        ("token ids", " ".join(str(i) for i in view.tokens.ids[block.start : block.end].tolist())),
-    ]
+    labels = {name: f"{name:<12} {visible(text)[:60]}" for name, text in targets.items()}
+    screen.choose("copy", {label: partial(copy, name) for name, label in labels.items()})
 
 
 def link(episode_id: str, view: EpisodeView | None, token: int) -> str:
@@ -181,3 +179,59 @@ def link(episode_id: str, view: EpisodeView | None, token: int) -> str:
         return f"agentrl:{episode_id}"
     turn, offset = place_of(view, token)
     return f"agentrl:{episode_id}@t{turn}.{offset}"
+
+
+def show_images(screen: AgentScreen, view: EpisodeView | None, token: int) -> None:
+    """Opens a window with the images of an episode, from those of the cursor's turn or before it on."""
+    found, start = list[tuple[str, bytes]](), 0
+    for block in view.blocks if view is not None else ():
+        images = block.turn.shown if block.turn is not None else ()
+        if images and view is not None and block.number <= view.block_of(token):
+            start = len(found)
+        title = f"turn {block.number}, {block.role}, image"
+        found += [(f"{title} {n}", data) for n, data in enumerate(images, 1)]
+    if view is None or not found:
+        screen.notify("This episode has no images.", timeout=2)
+    else:
+        screen.app.push_screen(Pictures(found, start, view.images))
+
+
+class Pictures(Dialog):
+    """Shows images, each with its name, in half blocks, one at a time and as large as the screen allows."""
+
+    KEYS = "→ ← other images   o open the file   any other key closes this"
+    STEPS: ClassVar[dict[str, int]] = {"right": 1, "l": 1, "left": -1, "h": -1}
+
+    def __init__(
+        self, images: Sequence[tuple[str, bytes]], number: int, folder: Path | None
+    ) -> None:
+        super().__init__()
+        self.images, self.number, self.folder = images, number, folder
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog", can_focus=False):
+            yield Static(id="picture")
+
+    def on_mount(self) -> None:
+        self.show("")
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        if event.key in self.STEPS:
+            self.number = (self.number + self.STEPS[event.key]) % len(self.images)
+            self.show("")
+        elif event.key == "o":
+            image = self.images[self.number][1]
+            path = image_file(self.folder, image) if self.folder is not None else None
+            opened = path and (open_file(path) or f"opened {path}")
+            self.show(opened or "the store has no folder for files")
+        else:
+            self.dismiss()
+
+    def show(self, note: str) -> None:
+        """Shows the image, and a note under it."""
+        name, data = self.images[self.number]
+        title = f"{name}   {self.number + 1} of {len(self.images)}   {len(data):,} bytes"
+        size = max(self.app.size.width - 12, 8), max(self.app.size.height - 8, 4)
+        lines = [Text(title, TITLE), Text(self.KEYS, FAINT), *picture_lines(data, *size)]
+        self.query_one("#picture", Static).update(join([*lines, Text(note, FAINT)]))

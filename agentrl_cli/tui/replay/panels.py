@@ -21,7 +21,6 @@ from agentrl_cli.tui.common.text import (
     HERE,
     TITLE,
     clip,
-    flag_names,
     line,
     num,
     wrap,
@@ -30,11 +29,6 @@ from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.tui.common.tree import branch_title, indentation
 
 SHORT = {"assistant": "asst", "system": "sys"}
-
-
-def head(view: EpisodeView, *, brief: bool) -> Text:
-    """Return the screen's name and the `header`."""
-    return Text("" if brief else "agentrl replay   ", TITLE) + header(view, brief=brief)
 
 
 def header(view: EpisodeView, *, brief: bool = False) -> Text:
@@ -92,7 +86,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> 
     first = first_row(here, len(rows), limit)
     for index, row in list(enumerate(rows))[first : first + limit]:
         text = f"{'>' if index == here else ' '}{row.sample:>2} {num(row.reward, '5.2f'):>5}"
-        text += f" {num(row.advantage):>5} {row.n_turns or 0:>2} {flag_names(row.flags)}"
+        text += f" {num(row.advantage):>5} {row.n_turns or 0:>2} {' '.join(row.flags)}"
         lines.append(line(text, width, HERE if index == here else FAINT * (row.reward is None)))
     return lines + [Text(f"  … {len(rows)} in all", FAINT)] * (len(rows) > limit)
 
@@ -139,16 +133,6 @@ def turn_lines(
     return lines + [Text("  … still running", FAINT)] * view.running
 
 
-def failure_lines(
-    found: tuple[str, int, int] | None, step: int | None, width: int = 28
-) -> list[Text]:
-    """Return how many episodes of the step have the same first flag."""
-    if found is None:
-        return []
-    flag, count, total = found
-    return [Text(f" {flag}: {count} of {total} in step {step}, x"[:width], FAINT, no_wrap=True)]
-
-
 def step_lines(
     kind: str, steps: Sequence[tuple[int, float, int]], here: int | None, width: int
 ) -> list[Text]:
@@ -170,19 +154,23 @@ def step_lines(
     ]
 
 
-def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
-    """Return the first differing token against a sibling."""
+def fork_lines(
+    fork: Fork | None, view: EpisodeView, width: int, sides: tuple[str, str] | None = None
+) -> list[Text]:
+    """Return the first differing token against a sibling. `sides`: the names of this one and the other."""
     if fork is None:
         return [Text("DIFF  no sibling differs: identical token ids", FAINT)]
     block = view.block_of(min(fork.position, max(len(view.tokens) - 1, 0)))
-    here, there = num(fork.p_here, ".3f"), num(fork.p_there, ".3f")
+    here, there = num(fork.p_here, ".3f"), f"p {num(fork.p_there, '.3f')}"
+    there = there if fork.p_there is not None else "below its top five"
     known = fork.p_here is not None or fork.p_there is not None
-    mine, theirs = f"#{view.episode.sample}", f"#{fork.sample}"
+    mine, theirs = sides or (f"#{view.episode.sample}", f"#{fork.sample}")
+    other, room = (theirs, 5) if sides else (f"sibling {theirs}", 4)
     rows = [
-        (f"DIFF with sibling {theirs}: first fork turn {block}, token {fork.position}", TITLE),
-        (f"  {theirs:<4} {visible(fork.there) or '(ends here)'}", ""),
-        (f"  {mine:<4} {visible(fork.here) or '(ends here)'}", ""),
-        *[(f"  policy: this p {here}, the other's p {there}", FAINT)] * known,
+        (f"DIFF with {other}: first fork turn {block}, token {fork.position}", TITLE),
+        (f"  {theirs:<{room}} {visible(fork.there) or '(ends here)'}", ""),
+        (f"  {mine:<{room}} {visible(fork.here) or '(ends here)'}", ""),
+        *[(f"  policy: this p {here}, the other's {there}", FAINT)] * known,
     ]
     return [Text(text[:width], style, no_wrap=True) for text, style in rows]
 
@@ -199,9 +187,9 @@ def sibling_at(view: EpisodeView, line: int) -> str | None:
     return str(ids[index]) if shown else None
 
 
-def turn_at(view: EpisodeView, current: int, line: int) -> int | None:
-    """Return the first token of the turn on a line of `turn_lines`, `current` being the cursor's turn."""
-    index = line - 1 + first_row(current, len(view.blocks), TURN_ROWS)
+def turn_at(view: EpisodeView, cursor: int, line: int) -> int | None:
+    """Return the first token of the turn on a line of `turn_lines`, `cursor` being the cursor's token."""
+    index = line - 1 + first_row(view.block_of(cursor), len(view.blocks), TURN_ROWS)
     shown = 1 <= line <= TURN_ROWS and index < len(view.blocks)
     return view.blocks[index].start if shown else None
 

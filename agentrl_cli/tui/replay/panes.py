@@ -1,121 +1,121 @@
-"""The panes of replay: group and turns | tokens, sibling, map | reward, token, reasons; each by one function."""
+"""One episode, read, painted and followed: group and turns | tokens, sibling, map | reward, token, reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.text import Text
+from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.widget import Widget
 from textual.widgets import Static
 
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
+from agentrl_cli.tui.common.episode_view import (
+    EpisodeView,
+    Fork,
+    contrasting_sibling,
+    place_of,
+    token_at,
+)
 from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.lines import Rows
-from agentrl_cli.tui.common.text import FAINT, HERE, join
+from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import inspector, menus, panels, related
 
+Place = tuple[int, int]
+"""(turn, token in the turn)"""
+LAST: Place = (1 << 30, 1 << 30)
 STALE = "-stale"
-"""Class of a dimmed pane."""
+"""Class of a dimmed pane: it still shows another episode than the transcript."""
 TOO_SMALL = "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`."
 
 
-class Panel(Rows):
-    """Lines that are laid out again only if their number or the width changed: a layout costs more than the text."""
-
-    _count = -1
-
-    def show(self, lines: Sequence[Text]) -> None:
-        """Replaces the lines."""
-        text = join(lines)
-        count = text.plain.count("\n")
-        self.update(text, layout=count != self._count)
-        self._count = count
-
-    def on_resize(self) -> None:
-        self._count = -1
-
-    @property
-    def inner(self) -> int:
-        """The width of a line in cells: that of the pane around it, without its edge."""
-        pane = cast(Widget, self.parent)
-        return max(pane.size.width - (2 if isinstance(pane, Panes) else 1), 20)
-
-
-class Panes(Vertical):
-    """Everything around the tokens of one episode; a subclass reads the episode."""
+class EpisodePanes(Vertical):
+    """Everything around the tokens of one episode. Reads through the reader only."""
 
     view: EpisodeView | None = None
     fork: Fork | None = None
     """Where a sibling differs; None until it was read, and if it is identical."""
     around = related.Around()
     """The episodes that the store has beside this one."""
-    branch: int | None = None
-    """The branch that is shown alone; None: all."""
-    hidden: frozenset[int] = frozenset()
-    """Blocks outside that branch."""
-    beside = ""
-    """The episode beside which a sibling is shown."""
     following = False
     """Whether the newest episode is shown as it arrives; any movement ends that."""
-    small = compact = False
-    """Room for one pane only; no room for what lies under the map."""
-    needle = ""
-    """The text that was looked for last."""
-    listed = False
-    """Whether the list of episodes was read."""
-    block = -1
-    """The turn under the cursor, once it is painted."""
+    room = 0
+    """Lines of the inspector so far."""
+    _version: int | None = None
 
-    def __init__(self, episode_id: str, browse: Browse) -> None:
+    def __init__(
+        self, reader: Reader, episode_id: str, browse: Browse | None, place: Place | None
+    ) -> None:
         super().__init__(id="panes")
-        self.episode_id, self.browse = episode_id, browse
+        self.reader, self.episode_id, self._place = reader, episode_id, place
+        self.browse, self.listed = browse or Browse(), browse is not None
         self.tokens, self.other = TokenView(id="tokens"), TokenView(id="other")
 
     def compose(self) -> ComposeResult:
-        yield from (Panel(id="head"), Panel(id="subhead"), Panel(id="strip"))
+        yield from (Rows(id="head"), Rows(id="subhead"), Rows(id="strip"))
         with Horizontal(id="body"):
             with VerticalScroll(id="left", classes="pane", can_focus=False):
-                yield from (Panel(id="group"), Panel(id="failure"))
-                yield from (Panel(id="turns", classes="gap"), Panel(id="legend", classes="gap"))
+                yield from (Rows(id="group"), Rows(id="failure", classes="-empty"))
+                yield from (Rows(id="turns", classes="gap"), Rows(id="legend", classes="gap"))
             with Vertical(id="middle", classes="pane"):
                 with Horizontal(id="texts"):
-                    yield Vertical(Panel(id="mine-title"), self.tokens, id="mine")
-                    yield Vertical(Panel(id="beside-title"), self.other, id="beside")
-                yield from (Panel(id="diff"), Panel(id="map"), Panel(id="steps"))
+                    yield Vertical(Rows(id="mine-title"), self.tokens, id="mine")
+                    yield Vertical(Rows(id="beside-title"), self.other, id="beside")
+                yield from (Rows(id="diff"), Rows(id="map"), Rows(id="steps", classes="-empty"))
             with VerticalScroll(id="right", classes="pane", can_focus=False):
-                yield Panel(id="reward")
-                yield from (Panel(id="token", classes="gap"), Panel(id="why", classes="gap"))
+                yield Rows(id="reward")
+                yield from (Rows(id="token", classes="gap"), Rows(id="why", classes="gap"))
         yield Static(TOO_SMALL, id="enlarge", markup=False)
-        yield Panel(id="status")
+        yield Rows(id="status")
+
+    on_worker_state_changed = report_failure
+
+    def start(self) -> None:
+        """Reads the first episode; for the screen to call when it is mounted, so that the panes have their sizes."""
+        self.tokens.focus()
+        self.tokens.moved = self.show_cursor
+        self.panel("head").show([Text(f"reading {self.episode_id} …")])
+        self.load(self.episode_id, self._place)
+        self.set_interval(1.0, self._poll)
+
+    def fit_screen(self) -> None:
+        """Paints everything for the screen's new size, whose classes are set."""
+        self.tokens.compact = self.small
+        if self.view is not None and self.screen.has_class("-wide"):
+            self._load_rest(self.view)
+        self.call_after_refresh(self.paint)
 
     @property
-    def cursor(self) -> int:
-        """The token under the cursor."""
-        return self.tokens.cursor
+    def small(self) -> bool:
+        """Whether there is room for one pane only."""
+        return self.screen.has_class("-small")
 
     @property
     def lens(self) -> Layer:
         """The layer under which the tokens are shown (`layer` means something else to Textual)."""
         return LAYERS[self.tokens.lens]
 
-    def panel(self, name: str) -> Panel:
-        return self.query_one(f"#{name}", Panel)
+    # -- painting -------------------------------------------------------------------------------------------------
+
+    def panel(self, name: str) -> Rows:
+        return self.query_one(f"#{name}", Rows)
 
     def repaint(self, *names: str) -> None:
-        """Paints panels, each by its function in PANELS."""
-        if self.view is None:
-            return
-        for name in names:
+        """Paints panels, each by its function in PANELS; those that wait for their data stay as they are."""
+        for name in names if self.view is not None else ():
             panel = self.panel(name)
-            lines = PANELS[name](self, self.view, panel.inner)
-            panel.show(lines)
-            if name in FOLDING:
-                panel.display = bool(lines)
+            if self.view is not None and not panel.has_class(STALE):
+                lines = PANELS[name](self, self.view, panel.inner)
+                panel.show(lines)
+                if name in LATER:
+                    panel.set_class(not lines, "-empty")
 
     def dim(self, stale: bool, *names: str) -> None:
         """Dims panes that still show another episode than the transcript."""
@@ -125,33 +125,124 @@ class Panes(Vertical):
     def paint(self) -> None:
         """Paints everything but the tokens, which paint themselves."""
         if self.view is not None:
-            self.block = -1
-            self.repaint("head", "strip", "group", "legend", "reward", "why", "mine-title", "diff")
-            self.repaint("subhead")
-            if self.around.steps:
-                self.repaint("steps")
-            self.show_cursor(self.cursor)
             self.dim(False, *NEXT)
+            self.repaint(*PANELS)
 
     def show_cursor(self, token: int) -> None:
         """Paints all that follows the token cursor: inspector, map, the mark in the list of turns."""
-        if self.view is not None:
-            self.repaint("token", "map", *["status"] * self.small)
-            if self.view.block_of(token) != self.block:
-                self.block = self.view.block_of(token)
-                self.repaint("turns")
+        self.repaint("subhead", "token", "map", "turns", *["status"] * self.small)
+        if self.view is not None and token < len(self.view.tokens) - 1:
+            self.stop_following()
+
+    # -- loading --------------------------------------------------------------------------------------------------
+
+    @work(exclusive=True, group="view", exit_on_error=False)
+    async def load(self, episode_id: str, place: Place | None = None) -> None:
+        """Reads an episode and shows it at a place."""
+        try:
+            view = await self.reader.view(episode_id)
+        except AgentRLError as error:
+            self.panel("head").show([Text(f"{error.message} {error.hint}", ALARM)])
+            return
+        if self.view is None and view.signals is None:
+            self.tokens.lens = "logp"  # nothing was trained here: the push would be blank
+        self.episode_id, self.around, self.fork, self.room = episode_id, related.Around(), None, 0
+        self.dim(True, *NEXT, *LATER, "beside")
+        self.view = view
+        self.tokens.show(view, token_at(view, place))
+        self.repaint("head")
+        self.call_after_refresh(self.paint)  # what is beside the tokens costs as much again
+        self._load_rest(view)
+
+    # described, because Textual else describes the call by all numbers of the view: tens of milliseconds
+    @work(exclusive=True, group="rest", exit_on_error=False, description="the rest of an episode")
+    async def _load_rest(self, view: EpisodeView) -> None:
+        """Reads the parts that may come after the first paint: the fork against a sibling, the place in the list."""
+        sibling = contrasting_sibling(view)
+        if sibling is not None:
+            self.fork = await self.reader.fork(view, sibling)
+            if self.screen.has_class("-wide"):
+                other = await self.reader.view(sibling)
+                self.other.lens = self.tokens.lens
+                self.other.show(other, self.fork.position if self.fork is not None else 0)
+                # a pane that was hidden has its size by then
+                self.call_after_refresh(self.other.move_to, self.other.cursor)
+                self.panel("beside-title").show([panels.side_title("BESIDE", other)])
+                self.dim(False, "beside")
+        self.around = await self.reader.call(related.around, view.episode.id)
+        self.dim(False, *LATER)
+        self.repaint(*LATER)
+        try:
+            if self.browse.ids is None:
+                await self.reader.call(self.browse.load)
+        except AgentRLError as error:
+            self.panel("subhead").show([Text(error.message, BAD)])
+            return
+        self.listed = True
+        self.repaint("subhead")
+
+    @work(exclusive=True, group="poll", exit_on_error=False)
+    async def _poll(self) -> None:
+        """Reads a running episode again if the store changed; the cursor stays where it is."""
+        if self.view is None or not (self.view.running or self.following):
+            return
+        version = await self.reader.call(lambda store: store.data_version())
+        changed, self._version = self._version is not None and version != self._version, version
+        if changed and self.view.running:
+            view = await self.reader.view(self.episode_id)
+            at_end = self.following or self.tokens.cursor >= len(self.view.tokens) - 1
+            token = len(view.tokens) - 1 if at_end else self.tokens.cursor
+            self.view = view
+            self.tokens.show(view, token, keep_scroll=True)
+            self.paint()
+        if changed and self.following and not self.view.running:
+            await self._follow()
+
+    async def _follow(self) -> bool:
+        """Loads the newest episode; False if it is shown already."""
+        run = self.view.episode.run_id if self.view is not None else None
+        newest = await self.reader.call(related.newest, run, self.browse.run)
+        if newest is None or newest == self.episode_id:
+            return False
+        self.browse.ids = None
+        self.load(newest, LAST)
+        return True
+
+    @on(Rows.Chosen)
+    def choose(self, event: Rows.Chosen) -> None:
+        """Goes to the sibling, the turn or the place on the map that was clicked."""
+        if self.view is None:
+            return
+        token, name = None, event.rows.id
+        if name == "group" and (sibling := panels.sibling_at(self.view, event.row)):
+            self.stop_following()
+            self.load(sibling, place_of(self.view, self.tokens.cursor))
+        elif name == "turns":
+            token = panels.turn_at(self.view, self.tokens.cursor, event.row)
+        elif name == "map":
+            token = panels.token_on_map(self.view, event.column, self.panel("map").inner)
+        if token is not None:
+            self.tokens.move_to(token)
+
+    # -- for the keys ---------------------------------------------------------------------------------------------
 
     def use_layer(self, name: str) -> None:
         """Shows the tokens of both sides under another layer."""
         self.tokens.lens = self.other.lens = name
         self.paint()
 
-    def scroll_pane(self, lines: int) -> bool:
-        """Scrolls the pane that hides the transcript on a small terminal; False if none does."""
+    def move_lines(self, lines: int) -> None:
+        """Moves by lines, or scrolls the pane that hides the transcript on a small terminal."""
         shown = [name for name in ("left", "right") if self.screen.has_class(f"-show-{name}")]
         for name in shown:
             self.query_one(f"#{name}").scroll_relative(y=lines, animate=False)
-        return bool(shown)
+        if not shown:
+            self.tokens.move_lines(lines)
+
+    def move_pages(self, sign: int) -> None:
+        """Moves by a page."""
+        height = self.tokens.size.height or self.query_one("#body").size.height
+        self.move_lines(sign * max(height - 2, 1))
 
     def next_pane(self) -> None:
         """Shows the next of transcript, inspector, group on a small terminal; else pages the inspector."""
@@ -166,63 +257,94 @@ class Panes(Vertical):
         else:
             right.scroll_page_down(animate=False)
 
+    def stop_following(self) -> None:
+        """Stays at the episode that is shown: something was moved."""
+        if self.following:
+            self.following = False
+            self.repaint("subhead")
 
-def subhead(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+    def show_marks(self, tags: tuple[str, ...], note: str) -> None:
+        """Shows the tags and the note as they are now."""
+        if self.view is not None:
+            self.view = replace(self.view, tags=tags, note=note)
+            self.paint()
+
+    def next_sort(self) -> None:
+        """Reads the list in the next order; the episode stays."""
+        self.browse.next_sort()
+        if self.view is not None:
+            self._load_rest(self.view)
+
+    @work(exclusive=True, group="browse", exit_on_error=False)
+    async def follow(self) -> None:
+        """Shows the newest episode of the run as it arrives, until something is moved."""
+        if self.following or self.view is None:
+            self.stop_following()
+            return
+        self.following = True
+        self.repaint("subhead")
+        if not await self._follow():
+            self.tokens.move_to(len(self.view.tokens) - 1)
+
+
+def subhead(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
     """Return the second line: marks of the episode, the list, the link."""
     text = panes.browse.describe() if panes.listed else ""
     if panes.browse.ids is not None:
         text += f"   {len(panes.browse.ids):,} episodes in the list"
-    marks = panels.marks(view, panes.following, panes.branch, panes.around.children)
-    text += f"   link {menus.link(panes.episode_id, view, panes.cursor)}"
+    marks = panels.marks(view, panes.following, panes.tokens.branch, panes.around.children)
+    text += f"   link {menus.link(panes.episode_id, view, panes.tokens.cursor)}"
     return [Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True)]
 
 
-def map_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+def token_lines(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
+    """Return the inspector, as long as for any token before, so that what is below keeps its place."""
+    lines = inspector.token_lines(view, panes.tokens.cursor, width)
+    panes.room = max(panes.room, len(lines))
+    return lines + [Text("")] * (panes.room - len(lines))
+
+
+def map_lines(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
     """Return the map; two of its lines on a small terminal."""
-    lines = panels.map_lines(view, panes.lens, panes.tokens.levels, panes.cursor, width)
+    tokens = panes.tokens
+    lines = panels.map_lines(view, panes.lens, tokens.levels, tokens.cursor, width)
     return [lines[1], lines[3]] if panes.small and len(lines) > 3 else lines
 
 
-def fork_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
-    """Return where a sibling differs, if there is one and room."""
-    shown = len(view.siblings) > 1 and not panes.compact
-    return panels.fork_lines(panes.fork, view, width) if shown else []
-
-
-def step_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
-    """Return the task's mean reward by step, if there is room."""
-    around, step = panes.around, view.episode.step
-    return [] if panes.compact else panels.step_lines(around.kind, around.steps, step, width)
-
-
-PANELS: Mapping[str, Callable[[Panes, EpisodeView, int], list[Text]]] = {
-    "head": lambda panes, view, width: [panels.head(view, brief=panes.small)],
+PANELS: Mapping[str, Callable[[EpisodePanes, EpisodeView, int], list[Text]]] = {
+    "head": lambda panes, view, width: [
+        Text("" if panes.small else "agentrl replay   ", TITLE)
+        + panels.header(view, brief=panes.small)
+    ],
     "subhead": subhead,
     "strip": lambda panes, view, width: [
         panels.group_strip(view),
         panels.legend_strip(panes.lens, width),
     ],
     "group": lambda panes, view, width: panels.group_lines(view, width),
-    "failure": lambda panes, view, width: panels.failure_lines(
-        panes.around.failure, view.episode.step, width
-    ),
+    "failure": lambda panes, view, width: [
+        Text(f" {flag}: {count} of {total} in step {view.episode.step}, x"[:width], FAINT)
+        for flag, count, total in panes.around.failures
+    ],
     "turns": lambda panes, view, width: panels.turn_lines(
-        view, panes.block, width, hidden=panes.hidden
+        view, view.block_of(panes.tokens.cursor), width, hidden=panes.tokens.hidden
     ),
     "legend": lambda panes, view, width: panels.legend_lines(panes.lens, width),
     "mine-title": lambda panes, view, width: [panels.side_title("HERE", view)],
-    "diff": fork_lines,
+    "diff": lambda panes, view, width: (
+        panels.fork_lines(panes.fork, view, width) if len(view.siblings) > 1 else []
+    ),
     "map": map_lines,
-    "steps": step_lines,
+    "steps": lambda panes, view, width: panels.step_lines(
+        panes.around.kind, panes.around.steps, view.episode.step, width
+    ),
     "reward": lambda panes, view, width: inspector.reward_lines(view, width),
-    "token": lambda panes, view, width: inspector.token_lines(view, panes.cursor, width),
+    "token": token_lines,
     "why": lambda panes, view, width: inspector.reason_lines(view, width),
-    "status": lambda panes, view, width: inspector.token_status(view, panes.cursor, width),
+    "status": lambda panes, view, width: inspector.token_status(view, panes.tokens.cursor, width),
 }
 """The lines of each panel at a width."""
-FOLDING = ("failure", "diff", "steps")
-"""Panels that take no room without lines."""
-NEXT = ("group", "turns", "legend", "reward", "token", "why", "strip", "map")
+NEXT = ("group", "turns", "legend", "reward", "token", "why", "strip", "map", "status")
 """Painted a frame after the tokens of another episode."""
-LATER = ("failure", "diff", "steps", "beside")
-"""These need more reading, and come after that."""
+LATER = ("failure", "diff", "steps")
+"""These need more reading, come after that, and take no room without lines."""

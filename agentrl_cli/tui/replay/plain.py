@@ -10,7 +10,7 @@ from agentrl_cli.store import Store
 from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling, fork_of
 from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
-from agentrl_cli.tui.common.load_episode import load_view
+from agentrl_cli.tui.common.reader import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
 from agentrl_cli.tui.replay import inspector, panels
 

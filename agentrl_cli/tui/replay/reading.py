@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.events import Resize
-from textual.widgets import Static
 
-from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.agent_screen import LinesScreen
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
@@ -141,10 +138,10 @@ def markdown_lines(text: str, width: int) -> list[Text]:
     ]
 
 
-class ReadingScreen(AgentScreen):
+class ReadingScreen(LinesScreen):
     """One episode as messages."""
 
-    HELP_TITLE, HELP_TEXT = "reading", HELP
+    KEYS, HELP_TITLE, HELP_TEXT = KEYS, "reading", HELP
     BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "reading",
         [
@@ -161,30 +158,15 @@ class ReadingScreen(AgentScreen):
         self.episode = episode
         self.fold = Fold(frozenset(), False)
 
-    def compose(self) -> ComposeResult:
-        yield Static(
-            Text(f"agentrl replay   {self.episode.id}   {self.episode.task_id}   reading", "bold"),
-            id="head",
-        )
-        yield Lines(id="reading")
-        yield Static(Text(KEYS, no_wrap=True), id="keys")
-
-    def on_resize(self, event: Resize) -> None:
-        self.draw()
-
-    def draw(self) -> None:
+    def paint(self) -> None:
         """Makes the lines again; unfolded values stay so."""
+        self.put_head(f"agentrl replay   {self.episode.id}   {self.episode.task_id}   reading")
         self.fold = Fold(self.fold.opened, self.fold.every)
-        self.query_one(Lines).show(
-            reading_lines(self.episode, max(self.size.width - 3, 20), self.fold)
-        )
-
-    def action_scroll_by(self, step: int) -> None:
-        self.query_one(Lines).scroll_relative(y=step, animate=False)
+        self.page.show(reading_lines(self.episode, max(self.size.width - 5, 20), self.fold))
 
     def action_unfold(self) -> None:
         """Unfolds the first folded value from the top of the screen on."""
-        top = round(self.query_one(Lines).scroll_offset.y)
+        top = round(self.page.scroll_offset.y)
         self.unfold(next((line for line in sorted(self.fold.lines) if line >= top), -1))
 
     def unfold(self, line: int) -> None:
@@ -192,11 +174,11 @@ class ReadingScreen(AgentScreen):
         number = self.fold.lines.get(line)
         if number is not None:
             self.fold.opened ^= {number}
-            self.draw()
+            self.paint()
 
     def action_unfold_all(self) -> None:
         self.fold.every = not self.fold.every
-        self.draw()
+        self.paint()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.unfold(event.line)

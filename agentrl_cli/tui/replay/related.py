@@ -85,14 +85,14 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
     return rows[0].id if rows else None
 
 
-def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
-    """Return (first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
+def same_failure(store: Store, episode_id: str) -> list[tuple[str, int, int]]:
+    """Return (first flag, episodes of this step with it, episodes of this step); none without a flag or a step."""
     row = store.episodes.row(episode_id)
     if not row.flags or row.step is None:
-        return None
+        return []
     step = f"step:{row.step} kind:{quote(row.kind)}"
     with_flag = store.episodes.ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
-    return row.flags[0], len(with_flag), len(store.episodes.ids(step, run=row.run_id))
+    return [(row.flags[0], len(with_flag), len(store.episodes.ids(step, run=row.run_id)))]
 
 
 def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
@@ -116,7 +116,7 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
 class Around:
     """The episodes that the store has beside one."""
 
-    failure: tuple[str, int, int] | None = None
+    failures: Sequence[tuple[str, int, int]] = ()
     """As `same_failure` returns it."""
     children: int = 0
     kind: str = ""
@@ -139,8 +139,3 @@ def mark(store: Store, episode_id: str, text: str, *, note: bool) -> tuple[tuple
         change(episode_id, word.removeprefix("-"))
     row = store.episodes.row(episode_id)
     return row.tags, row.note
-
-
-def marks_text(tags: tuple[str, ...], note: str) -> str:
-    """Return an episode's tags and note, for a notice."""
-    return f"tags {', '.join(tags) or 'none'}" + (f"   note {note}" if note else "")

@@ -15,12 +15,11 @@ from textual.widgets import Static
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
 from agentrl_cli.tui.common.episode_list import Browse, filter_form
-from agentrl_cli.tui.common.episode_view import EpisodeView
+from agentrl_cli.tui.common.episode_view import EpisodeView, place_of
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, use_palette
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import menus, panels, related
-from agentrl_cli.tui.replay.episode import EpisodePanes, Place
-from agentrl_cli.tui.replay.pictures import show_images
+from agentrl_cli.tui.replay.panes import EpisodePanes, Place
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -71,7 +70,7 @@ Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator
 flag:LOOP text:"4,5" outcome:failed -tag:seen
 """
 
-_BINDINGS: list[BindingType] = [
+BINDINGS: list[BindingType] = [
     Binding("j", "turn(1)", "turn", show=False),
     Binding("k", "turn(-1)", "turn", show=False),
     Binding("J,right", "token(1)", "token", show=False),
@@ -119,8 +118,6 @@ _BINDINGS: list[BindingType] = [
     *CLOSING,
 ]
 
-BINDINGS = with_ids("replay", _BINDINGS)
-
 
 P = ParamSpec("P")
 WIDE = 160
@@ -130,7 +127,7 @@ WIDE = 160
 class ReplayScreen(AgentScreen):
     """One episode; `place` is where to start."""
 
-    BINDINGS = BINDINGS
+    BINDINGS = with_ids("replay", BINDINGS)
     HELP_TITLE, HELP_TEXT = "replay", HELP
 
     def __init__(
@@ -141,8 +138,23 @@ class ReplayScreen(AgentScreen):
         place: Place | None = None,
     ) -> None:
         super().__init__(reader)
-        self.panes = EpisodePanes(reader, episode_id, browse, place)
-        self.browse = self.panes.browse
+        self.panes = panes = EpisodePanes(reader, episode_id, browse, place)
+        self.browse, tokens = panes.browse, panes.tokens
+        self.take_actions(
+            turn=tokens.move_turn,
+            token=tokens.move,
+            end=tokens.move_to_end,
+            line=panes.move_lines,
+            page=panes.move_pages,
+            fold=tokens.fold,
+            find=self.action_find_text,
+            next_flagged=tokens.move_to_flagged,
+            layer=panes.use_layer,
+            pane=panes.next_pane,
+            branch=tokens.next_branch,
+            sort=panes.next_sort,
+            follow=panes.follow,
+        )
 
     def compose(self) -> ComposeResult:
         yield self.panes
@@ -170,82 +182,25 @@ class ReplayScreen(AgentScreen):
     def episode_id(self) -> str:
         return self.panes.episode_id
 
-    @property
-    def tokens(self) -> TokenView:
-        return self.panes.tokens
-
-    # -- moving in the episode ------------------------------------------------------------------------------------
-
-    def _free(self) -> TokenView:
-        """Return the tokens to move in; the newest episode is not followed any more."""
-        self.panes.stop_following()
-        return self.tokens
-
-    def action_turn(self, step: int) -> None:
-        self._free().move_turn(step)
-
-    def action_token(self, step: int) -> None:
-        self._free().move(step)
-
-    def action_line(self, step: int) -> None:
-        tokens = self._free()
-        if not self.panes.scroll_pane(step):
-            tokens.move_lines(step)
-
-    def action_page(self, sign: int) -> None:
-        tokens = self._free()
-        if not self.panes.scroll_pane(sign * max(self.size.height - 6, 1)):
-            tokens.move_lines(sign * max(tokens.size.height - 2, 1))
-
-    def action_end(self, last: int) -> None:
-        self._free().move_to(len(self.view.tokens) - 1 if last and self.view else 0)
-
-    def action_next_flagged(self) -> None:
-        if self.view is not None and not self.panes.to_flagged():
-            self.notify("No token stands out.", timeout=2)
-
-    def action_find(self) -> None:
-        def find(text: str) -> None:
-            if text:
-                self.panes.needle = text
-                self.action_find_again()
-
-        self.ask(Prompt("find in this episode", self.panes.needle), find)
-
-    def action_find_again(self) -> None:
-        self.notify(self.panes.find(), timeout=2, markup=False)
+    def find_next(self, needle: str) -> str:
+        count = self.panes.tokens.find(needle)
+        return f"{count} matches, . for the next" if count else ""
 
     def action_diff(self) -> None:
         """Moves to where a sibling differs; without a pane for the difference, a window shows it."""
         panes = self.panes
-        if not panes.to_fork():
+        if panes.view is None or panes.fork is None:
             self.notify("No sibling differs.", timeout=2)
-        elif panes.compact and self.view is not None:
-            lines = panels.fork_lines(panes.fork, self.view, max(self.size.width - 12, 20))
+            return
+        panes.tokens.move_to(panes.fork.position)
+        if panes.small or self.has_class("-mid"):
+            lines = panels.fork_lines(panes.fork, panes.view, max(self.size.width - 12, 20))
             self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines), what=""))
-
-    def action_layer(self, name: str) -> None:
-        self.panes.use_layer(name)
-
-    def action_branch(self) -> None:
-        """Shows the next branch alone, after the last one all of them."""
-        self.panes.stop_following()
-        if not self.panes.next_branch():
-            self.notify("This episode has one branch.", timeout=2)
 
     def action_read(self) -> None:
         """Shows the episode as messages."""
         if self.view is not None:
             self.open_screen("reading", self.view.episode)
-
-    def action_images(self) -> None:
-        show_images(self, self.view, self.panes.cursor)
-
-    def action_fold(self) -> None:
-        self.tokens.fold()
-
-    def action_pane(self) -> None:
-        self.panes.next_pane()
 
     def action_palette(self) -> None:
         """Takes the next set of colours."""
@@ -275,6 +230,11 @@ class ReplayScreen(AgentScreen):
         else:
             self.panes.load(found, place)
 
+    @property
+    def place(self) -> Place | None:
+        """Where the cursor is; None before anything was read."""
+        return None if self.view is None else place_of(self.view, self.panes.tokens.cursor)
+
     def action_sibling(self, step: int) -> None:
         self.panes.stop_following()
         ids = [row.id for row in self.view.siblings] if self.view is not None else []
@@ -282,7 +242,7 @@ class ReplayScreen(AgentScreen):
             self.notify("This episode has no siblings.", timeout=2)
             return
         at = ids.index(self.episode_id) if self.episode_id in ids else 0
-        self.panes.load(ids[(at + step) % len(ids)], self.panes.place)
+        self.panes.load(ids[(at + step) % len(ids)], self.place)
 
     def action_episode(self, step: int) -> None:
         """Shows the next or previous episode of the list (its filter, its order)."""
@@ -293,10 +253,7 @@ class ReplayScreen(AgentScreen):
     def action_step(self, step: int) -> None:
         """Shows the same task at the previous or next step, at the same turn and token."""
         missing = f"This task was not tried at {'a later' if step > 0 else 'an earlier'} step of this run."
-        self._go(related.at_step, missing, self.panes.place, self.episode_id, step)
-
-    def action_follow(self) -> None:
-        self.panes.follow()
+        self._go(related.at_step, missing, self.place, self.episode_id, step)
 
     def action_filter(self) -> None:
         def read(text: str) -> None:
@@ -304,10 +261,6 @@ class ReplayScreen(AgentScreen):
             self._go(self.browse.first, "No episode matches.", None)
 
         self.ask(filter_form(self.browse.filter), read)
-
-    def action_sort(self) -> None:
-        self.browse.next_sort()
-        self.panes.list_again()
 
     def action_list(self) -> None:
         self.open_screen("episodes", self.browse)
@@ -337,17 +290,20 @@ class ReplayScreen(AgentScreen):
         if self.view is None or not self.view.blocks or self.view.running:
             self.notify("There is nothing to continue from yet.", timeout=3)
         else:
-            menus.ask_whatif(self, self.view, self.panes.cursor)
+            menus.ask_whatif(self, self.view, self.panes.tokens.cursor)
 
     def action_chat(self) -> None:
         if self.view is not None and self.view.blocks:
-            menus.open_chat(self, self.view, self.panes.cursor)
+            menus.open_chat(self, self.view, self.panes.tokens.cursor)
+
+    def action_images(self) -> None:
+        menus.show_images(self, self.view, self.panes.tokens.cursor)
 
     def action_copy(self) -> None:
-        menus.ask_copy(self, self.episode_id, self.view, self.panes.cursor)
+        menus.ask_copy(self, self.episode_id, self.view, self.panes.tokens.cursor)
 
     def action_export(self) -> None:
-        menus.ask_export(self, [self.episode_id], self.view, self.action_svg)
+        menus.ask_export(self, self.episode_id, self.view, self.action_svg)
 
     @work(exclusive=True, group="export", exit_on_error=False)
     async def action_svg(self) -> None:
@@ -375,4 +331,5 @@ class ReplayScreen(AgentScreen):
         tags, remark = await self.reader.write(related.mark, episode, text, note=note)
         if self.episode_id == episode:
             self.panes.show_marks(tags, remark)
-            self.notify(related.marks_text(tags, remark), timeout=2, markup=False)
+            shown = f"   note {remark}" if remark else ""
+            self.notify(f"tags {', '.join(tags) or 'none'}{shown}", timeout=2, markup=False)

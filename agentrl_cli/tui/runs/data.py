@@ -30,7 +30,7 @@ class RunSummary:
     run: RunRow
     episodes: int
     reward: float | None
-    """Reward of the last finished step, else the mean of its episodes."""
+    """Reward of the last finished step, else the mean of its newest 200 episodes."""
     evals: tuple[EvalRow, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     rewards: tuple[float, ...] = ()
@@ -70,7 +70,13 @@ def load_runs(store: Store) -> list[RunSummary]:
         reward = steps[-1] if steps else None
         evals = tuple(store.runs.evals(run.id))
         if reward is None and counts.get(run.id):
-            reward = _mean_reward(store, run)
+            # of an evaluation, of the test split, if it has any
+            test = store.episodes.ids(
+                "split:test" * (run.kind == "eval"), "-time", run.id, limit=200
+            )
+            rows = store.episodes.rows(test or store.episodes.ids("", "-time", run.id, limit=200))
+            graded = [row.reward for row in rows if row.reward is not None]
+            reward = sum(graded) / len(graded) if graded else None
         summaries.append(
             RunSummary(
                 run,
@@ -82,16 +88,6 @@ def load_runs(store: Store) -> list[RunSummary]:
             )
         )
     return summaries
-
-
-def _mean_reward(store: Store, run: RunRow) -> float | None:
-    """Return the mean over the newest 200 episodes; of an evaluation, of the test split, if it has any."""
-    test = (
-        store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
-    )
-    rows = store.episodes.rows(test or store.episodes.ids("", "-time", run.id, limit=200))
-    rewards = [row.reward for row in rows if row.reward is not None]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
@@ -118,22 +114,15 @@ def head_line(width: int) -> str:
     return (text + "  model and pack" * (width >= WIDEST))[:width].ljust(width)
 
 
-def evals_of_split(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
-    """Return the evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
-    splits = dict.fromkeys(row.split for row in evals)
-    split = "test" if "test" in splits else next(iter(splits), "")
-    return tuple(row for row in evals if row.split == split)
-
-
 def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     """Return one run in one line."""
     run = summary.run
     name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
-    best = max(
-        (row.pass_rate for row in evals_of_split(summary.evals) if row.pass_rate is not None),
-        default=None,
-    )
+    splits = [row.split for row in summary.evals]
+    split = "test" if "test" in splits else next(iter(splits), "")  # so that no number mixes splits
+    rates = [row.pass_rate for row in summary.evals if row.split == split]
+    best = max((rate for rate in rates if rate is not None), default=None)
     text = f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}}"
     text += f" {run.state:<11} {step:>9}"
     curve = sparkline(summary.rewards, _curve(width)) if len(summary.rewards) > 1 else ""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual import events, work
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
@@ -111,35 +112,24 @@ class RunsScreen(AgentScreen):
         return [found for found, text in texts if self.needle.lower() in text.lower()]
 
     @property
-    def chosen(self) -> RunSummary | None:
-        runs = self.runs
-        return runs[min(self.cursor, len(runs) - 1)] if runs else None
+    def chosen(self) -> RunSummary:
+        """The run under the cursor; without one a key does nothing."""
+        if not (runs := self.runs):
+            raise SkipAction
+        return runs[min(self.cursor, len(runs) - 1)]
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    @work(exclusive=True, group="poll", exit_on_error=False)
-    async def poll(self) -> None:
-        """Reads the runs, then the chosen one's curve, when the store changed and this screen is the one in front.
-
-        An error is shown once, in place, not as a notification every two seconds.
-        """
-        if not self.is_current:
-            return
-        try:
-            if not await self.has_changed():
-                return
-            self.every, self.problem = await self.reader.call(load_runs), ""
-            self.detail()
-        except AgentRLError as error:
-            self.problem, self._version = f"{error.message} {error.hint}".strip(), None
-        self.read = True
-        self.paint()
+    async def read_store(self) -> None:
+        """Reads the runs, then the chosen one's curve."""
+        self.every, self.read = await self.reader.call(load_runs), True
+        self.detail()
 
     @work(exclusive=True, group="detail", exit_on_error=False)
     async def detail(self) -> None:
         """Reads the curve of the chosen run; keys that follow one another fast cost one look."""
-        run = self.chosen and self.chosen.run.id
-        self.curve = await self.reader.call(load_detail, run) if run else []
+        runs = [self.chosen.run.id] if self.runs else []
+        self.curve = await self.reader.call(load_detail, runs[0]) if runs else []
         self.paint()
 
     # -- painting -------------------------------------------------------------------------------------------------
@@ -164,8 +154,7 @@ class RunsScreen(AgentScreen):
             empty = EMPTY if not self.every else "no run matches"
             lines = [Text(line, FAINT) for line in empty.splitlines()]
         self.query_one(Lines).show(lines)
-        chosen = self.chosen
-        detail = detail_lines(chosen, self.curve, width - 2) if chosen is not None else []
+        detail = detail_lines(runs[self.cursor], self.curve, width - 2) if runs else []
         self.put("detail", join(detail))
 
     # -- keys -----------------------------------------------------------------------------------------------------
@@ -178,47 +167,41 @@ class RunsScreen(AgentScreen):
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         """Chooses a run on a click, opens it on a second one."""
-        if event.line == self.cursor:
+        if event.line == self.cursor and self.runs:
             self.action_open()
         elif event.line < len(self.runs):
             self.action_move(event.line - self.cursor)
 
     def action_open(self) -> None:
-        chosen = self.chosen
-        if chosen is not None and chosen.run.kind in offers("screens"):
-            self.open_screen(chosen.run.kind, chosen.run.id)
-        elif chosen is not None and chosen.run.kind != "train":
+        run = self.chosen.run
+        if run.kind in offers("screens"):
+            self.open_screen(run.kind, run.id)
+        elif run.kind != "train":
             self.action_episodes()
         else:
             self.action_watch()
 
     def action_watch(self) -> None:
-        if self.chosen is not None:
-            self.open_screen("watch", self.chosen.run.id)
+        self.open_screen("watch", self.chosen.run.id)
 
     def action_episodes(self) -> None:
-        if self.chosen is not None:
-            self.open_screen("episodes", Browse(run=self.chosen.run.id))
+        self.open_screen("episodes", Browse(run=self.chosen.run.id))
 
     def action_all_episodes(self) -> None:
         self.open_screen("episodes")
 
     def action_checkpoints(self) -> None:
-        if self.chosen is not None:
-            lines = checkpoint_lines(self.chosen, max(self.size.width - 12, 30))
-            text = "\n".join(line.plain for line in lines)
-            self.app.push_screen(Help(f"checkpoints of {self.chosen.run.name}", text, what=""))
+        lines = checkpoint_lines(self.chosen, max(self.size.width - 12, 30))
+        text = "\n".join(line.plain for line in lines)
+        self.app.push_screen(Help(f"checkpoints of {self.chosen.run.name}", text, what=""))
 
     def action_mark(self) -> None:
-        if self.chosen is not None:
-            self.marked = "" if self.marked == self.chosen.run.id else self.chosen.run.id
-            self.paint()
+        self.marked = "" if self.marked == self.chosen.run.id else self.chosen.run.id
+        self.paint()
 
     def action_compare(self) -> None:
         """Compares the marked run with this one; without a mark, the run before this one."""
         chosen, runs = self.chosen, self.runs
-        if chosen is None:
-            return
         older = runs[runs.index(chosen) + 1].run.id if chosen in runs[:-1] else ""
         other = self.marked if self.marked and self.marked != chosen.run.id else older
         if not other:
@@ -235,10 +218,9 @@ class RunsScreen(AgentScreen):
         self.ask(Prompt("runs whose name, model, pack or kind holds", self.needle), done)
 
     def action_rename(self) -> None:
-        if self.chosen is not None:
-            run = self.chosen.run
-            prompt = Prompt("another name; its folder keeps the old one", run.name)
-            self.ask(prompt, lambda text: text and text != run.name and self._rename(run, text))
+        run = self.chosen.run
+        prompt = Prompt("another name; its folder keeps the old one", run.name)
+        self.ask(prompt, lambda text: text and text != run.name and self._rename(run, text))
 
     @work(group="write", exit_on_error=False)
     async def _rename(self, run: RunRow, name: str) -> None:
@@ -250,8 +232,6 @@ class RunsScreen(AgentScreen):
 
     def action_delete(self) -> None:
         chosen = self.chosen
-        if chosen is None:
-            return
         if chosen.run.held:
             self.notify(
                 f"{chosen.run.name} is running: stop it first.", severity="warning", markup=False
@@ -313,10 +293,20 @@ class EpisodesScreen(AgentScreen):
     def __init__(self, reader: Reader, browse: Browse | None = None) -> None:
         super().__init__(reader)
         self.browse = browse or Browse()
+        self.listing = EpisodeList(reader, self.browse)
+        self.table = table = self.listing.table
+        self.take_actions(
+            move=table.move_by,
+            page=table.move_pages,
+            end=table.move_to_end,
+            open=table.open_current,
+            reload=self.listing.read_again,
+            sort=self.listing.next_sort,
+            filter=self.listing.ask_filter,
+        )
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield EpisodeList(self.reader, self.browse)
+        yield from (Static(id="head"), self.listing)
         yield Static(
             "enter open  j/k move  f filter  / find  o sort  r read again  ? keys  q back",
             id="keys",
@@ -325,15 +315,7 @@ class EpisodesScreen(AgentScreen):
     def on_mount(self) -> None:
         self.table.focus()
         self._title("reading …")
-        self.action_reload()
-
-    @property
-    def listing(self) -> EpisodeList:
-        return self.query_one(EpisodeList)
-
-    @property
-    def table(self) -> EpisodeTable:
-        return self.listing.table
+        self.listing.read_again()
 
     def _title(self, count: str, error: str = "") -> None:
         head = Text().append("agentrl episodes", "bold")
@@ -349,31 +331,10 @@ class EpisodesScreen(AgentScreen):
     def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
         self.open_screen("replay", event.row.id, self.browse)
 
-    def action_move(self, step: int) -> None:
-        self.table.move_to(self.table.cursor + step)
-
-    def action_page(self, sign: int) -> None:
-        self.table.move_to(self.table.cursor + sign * max(self.table.size.height - 1, 1))
-
-    def action_end(self, last: int) -> None:
-        self.table.move_to(len(self.table.ids) - 1 if last else 0)
-
-    def action_open(self) -> None:
-        self.table.open_current()
-
-    def action_reload(self) -> None:
-        self.listing.read_again()
-
-    def action_sort(self) -> None:
-        self.listing.next_sort()
-
-    def action_filter(self) -> None:
-        self.listing.ask_filter()
-
     def action_find(self) -> None:
         def done(text: str) -> None:
             if text:
                 self.browse.filter = f"{self.browse.filter} text:{quote(text)}".strip()
-                self.action_reload()
+                self.listing.read_again()
 
         self.ask(Prompt("text in the transcripts"), done)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from textual import work
+
 from agentrl_cli.config.renamed import new_key
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose, Prompt
+from agentrl_cli.tui.common.dialogs import Prompt
 
 SETTINGS = {
     "lr": ("train.lr", float),
@@ -28,76 +30,66 @@ DETAILS = {
 }
 
 
-class Controls:
-    """The questions and the writing, for one screen; `sent` is called after a control was stored."""
+class ControlScreen(AgentScreen):
+    """A screen over one run whose keys control it."""
 
-    def __init__(self, screen: AgentScreen, sent: Callable[[], None]) -> None:
-        self.screen, self.sent = screen, sent
+    data: RunData | None = None
 
-    def control(self, data: RunData | None, action: str) -> None:
+    def action_control(self, action: str) -> None:
         """Asks for pause (resume, if the run is paused), checkpoint, evaluate or stop."""
-        if action == "pause" and data is not None and data.paused:
+        if action == "pause" and self.data is not None and self.data.paused:
             action = "resume"
-        self._confirm(data, action, {}, DETAILS[action])
+        self._confirm(action, {}, DETAILS[action])
 
-    def rate(self, data: RunData | None, factor: float) -> None:
+    def action_rate(self, factor: float) -> None:
         """Asks for the learning rate times a factor."""
-        rate = data.learning_rate if data is not None else None
+        rate = self.data.learning_rate if self.data is not None else None
         if rate is None:
-            self.screen.notify("The learning rate of this run is not known.", severity="warning")
+            self.notify("The learning rate of this run is not known.", severity="warning")
             return
         new = float(f"{rate * factor:.3g}")
         detail = f"Learning rate {rate:g} → {new:g} from the next step on."
-        self._confirm(data, "set", {"key": "train.lr", "value": new}, detail)
+        self._confirm("set", {"key": "train.lr", "value": new}, detail)
 
-    def set(self, data: RunData | None) -> None:
+    def action_set(self) -> None:
         """Asks for any setting that may change during a run."""
 
         def confirm(text: str) -> None:
-            if text:
-                values = read_setting(text)
-                detail = f"{values['key']} becomes {values['value']:g} from the next step on."
-                self._confirm(data, "set", values, detail)
+            values = read_setting(text)
+            detail = f"{values['key']} becomes {values['value']:g} from the next step on."
+            self._confirm("set", values, detail)
 
         known = f"one of {', '.join(SETTINGS)}"
-        prompt = Prompt("set a knob", "train.eval=20", help=known, check=read_setting)
-        self.screen.ask(prompt, confirm)
+        self.ask(Prompt("set a knob", "train.eval=20", help=known, check=read_setting), confirm)
 
-    def leave(self, data: RunData | None) -> None:
+    def action_interrupt(self) -> None:
         """Asks whether to detach or to stop the run; leaves at once if it has ended."""
-        if data is None or not data.run.alive:
-            self.screen.action_back()
+        if self.data is None or not self.data.run.alive:
+            self.action_back()
             return
-        run = data.run.id
         ways: dict[str, Callable[[], object]] = {
-            "detach: the training goes on": self.screen.action_back,
-            "stop after this step, save": lambda: self._send(run, "stop", {}),
-            "stop now: --resume repeats the step": lambda: self._send(run, "stop", {"now": True}),
+            "detach: the training goes on": self.action_back,
+            "stop after this step, save": lambda: self._send("stop", {}),
+            "stop now: --resume repeats the step": lambda: self._send("stop", {"now": True}),
         }
-        choose = Choose(f"{data.run.name} is running", list(ways))
-        self.screen.ask(choose, lambda choice: list(ways.values())[choice]())
+        self.choose(f"{self.data.run.name} is running", ways)
 
-    def _confirm(
-        self, data: RunData | None, action: str, values: dict[str, Any], detail: str
-    ) -> None:
-        if data is not None and data.run.alive:
-            run, send = data.run, self._send
-            self.screen.confirm(
-                f"{action} {run.name}?", detail, lambda: send(run.id, action, values)
-            )
+    def _confirm(self, action: str, values: dict[str, Any], detail: str) -> None:
+        run = self.data.run if self.data is not None else None
+        if run is not None and run.alive:
+            self.confirm(f"{action} {run.name}?", detail, lambda: self._send(action, values))
             return
-        name = f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
-        self.screen.notify(f"This run has ended.{name}", severity="warning", markup=False)
+        name = f" `agentrl train --resume {run.name}` continues." if run is not None else ""
+        self.notify(f"This run has ended.{name}", severity="warning", markup=False)
 
-    def _send(self, run_id: str, action: str, values: dict[str, Any]) -> None:
-        work = self._store(run_id, action, values)
-        self.screen.run_worker(work, group="control", exit_on_error=False)
-
-    async def _store(self, run_id: str, action: str, values: dict[str, Any]) -> None:
+    @work(group="control", exit_on_error=False)
+    async def _send(self, action: str, values: dict[str, Any]) -> None:
         """Stores a control; an error is shown as that of any worker of the screen."""
-        await self.screen.reader.write(lambda store: store.controls.add(run_id, action, values))
-        self.sent()
-        self.screen.notify(f"{action}: asked the trainer", markup=False)
+        assert self.data is not None
+        run = self.data.run.id
+        await self.reader.write(lambda store: store.controls.add(run, action, values))
+        self._version = None
+        self.notify(f"{action}: asked the trainer", markup=False)
 
 
 def read_setting(text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
@@ -19,7 +19,6 @@ from agentrl_cli.tui.common.text import (
     GOOD,
     HERE,
     TITLE,
-    flag_names,
     join,
     line,
     num,
@@ -47,12 +46,6 @@ ABOUT = {
     "bad_tokens": "fact:skipped:bad_tokens",
 }
 """Alerts about some episodes of their step only, as a filter."""
-
-
-def alert_filter(alert: Mapping[str, Any]) -> str:
-    """Return the episodes that an alert is about, as a filter; empty if it names no step."""
-    step, about = alert.get("last_step"), ABOUT.get(str(alert["name"]))
-    return " ".join(filter(None, [f"step:{step}", about])) if step else ""
 
 
 def _plain(lines: Sequence[Text]) -> list[Row]:
@@ -114,7 +107,7 @@ def notable_rows(data: RunData, width: int) -> list[Row]:
     for place, (why, row) in enumerate(data.notable, len(data.live)):
         text = f" {why:<6}{keep_end(row.task_id, most):<{room}} #{row.sample:<2}"
         text += f" {num(row.reward, '5.2f')} {num(row.advantage):>5}"
-        rows.append((line(f"{text} {row.n_turns:>2}t {flag_names(row.flags)}", width), place))
+        rows.append((line(f"{text} {row.n_turns:>2}t {' '.join(row.flags)}", width), place))
     counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
     lines = [line(f" flags {counted}   x lists them", width, FAINT)] * bool(counted)
     flat, kinds = sum(bool(group.kind) for group in data.groups), count_kinds(data.groups)
@@ -173,12 +166,6 @@ def small_lines(data: RunData, width: int) -> list[Text]:
             text.stylize(GOOD, 0 if name == "EVAL" else 21)
             lines.append(text)
     return lines
-
-
-def strip_lines(data: RunData, width: int) -> list[Text]:
-    """Return the newest lines of the log and alerts by time; none before the first one."""
-    rows = sorted([*data.logs[-STRIP:], *data.alerts[-STRIP:]], key=lambda row: float(row["at"]))
-    return panels.log_lines(rows, "", width, STRIP)[1:] if rows else []
 
 
 def summary(data: RunData, width: int) -> list[Text]:
@@ -248,7 +235,7 @@ class OverviewPage(Vertical, Page):
         for text, place in self.rows:
             if place == self.cursor:
                 text.style = HERE
-        self.query_one("#now", Static).update(join([text for text, _ in self.rows]))
+        self.query_one("#now", Rows).show([text for text, _ in self.rows])
 
     def _show_beside(self, shown: Shown, width: int) -> None:
         """Draws curves, run and log; the curves only if something changed: they are most of the page's cost."""
@@ -261,7 +248,9 @@ class OverviewPage(Vertical, Page):
         if not self.screen.has_class("-mid"):
             room = max(run.size.width, 16), max(run.size.height, 12)
             run.update(join(right_pane(shown.data, shown.look.others, *room)))
-        lines = strip_lines(shown.data, width)
+        newest = [*shown.data.logs[-STRIP:], *shown.data.alerts[-STRIP:]]
+        newest = sorted(newest, key=lambda row: float(row["at"]))
+        lines = panels.log_lines(newest, "", width, STRIP)[1:] if newest else []
         strip.set_class(not lines, "-empty")
         strip.update(join(lines))
 
@@ -280,10 +269,13 @@ class OverviewPage(Vertical, Page):
         episodes = [row.episode_id for row in data.live] + [row.id for _, row in data.notable]
         alerts = data.alerts[-sum((place or 0) >= len(episodes) for _, place in self.rows) :]
         if self.cursor >= len(episodes) and data.alerts:
-            about = alert_filter(alerts[min(self.cursor - len(episodes), len(alerts) - 1)])
-            self.post_message(self.TabWanted(*(("episodes", about) if about else ("health",))))
+            alert = alerts[min(self.cursor - len(episodes), len(alerts) - 1)]
+            parts = [f"step:{alert.get('last_step')}", ABOUT.get(str(alert["name"]), "")]
+            named = alert.get("last_step")  # without a step it is about no episodes
+            wanted = ("episodes", " ".join(parts).strip()) if named else ("health",)
+            self.post_message(self.TabWanted(*wanted))
         elif episodes:
-            self.post_message(self.Opened(episodes[min(self.cursor, len(episodes) - 1)]))
+            self.host.open_screen("replay", episodes[min(self.cursor, len(episodes) - 1)])
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
         """Chooses an episode or alert on a click, opens it on a second one."""

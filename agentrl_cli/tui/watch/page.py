@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.text import Text
 from textual.geometry import Size
@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.widget import Widget
 
 from agentrl_cli.reports.run_data import GroupRow, RunData, count_kinds, group_rows
-from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.watch.charts import Look
 
@@ -107,26 +107,17 @@ class Page(Widget):
     """Whether a filter of metrics keeps this page; from another one it leads to the charts."""
     shown: Shown | None = None
 
-    class Opened(Message):
-        """Open an episode in replay."""
-
-        def __init__(self, episode_id: str) -> None:
-            super().__init__()
-            self.episode_id = episode_id
-
+    @dataclass
     class TabWanted(Message):
         """Show another tab. `filter`: for its list of episodes; None keeps the current one."""
 
-        def __init__(self, tab: str, filter: str | None = None) -> None:
-            super().__init__()
-            self.tab, self.filter = tab, filter
+        tab: str
+        filter: str | None = None
 
-    class MetricsFiltered(Message):
-        """Charts are to show only the metrics whose name contains this."""
-
-        def __init__(self, pattern: str) -> None:
-            super().__init__()
-            self.pattern = pattern
+    @property
+    def host(self) -> AgentScreen:
+        """The screen of this tab."""
+        return cast(AgentScreen, self.screen)
 
     def draw(self, shown: Shown) -> None:
         """Draws the page."""
@@ -147,23 +138,9 @@ class Page(Widget):
     def sort(self) -> None:
         """Takes the next order of a list."""
 
-    def ask_filter(self) -> None:
-        """Asks which metrics the charts show."""
-        if self.shown is None:
-            return
-        names = "  ".join(self.shown.data.names()[:24])
-        label = "metrics whose name holds (a regular expression)"
-        prompt = Prompt(label, self.shown.look.pattern, help=names)
-        self.ask(prompt, lambda text: self.post_message(self.MetricsFiltered(text)))
-
-    def ask(self, prompt: Prompt, use: Callable[[str], object]) -> None:
-        """Calls `use` with the entered line, unless the prompt was cancelled."""
-
-        def use_line(text: str | None) -> None:
-            if text is not None:
-                use(text)
-
-        self.app.push_screen(prompt, use_line)
+    def ask_filter(self) -> bool:
+        """Ask what this page shows. Returns False if it shows metrics, or everything."""
+        return False
 
 
 class LinesPage(Lines, Page):

@@ -47,7 +47,7 @@ class EpisodesPage(EpisodeList, Page):
         self.read_again()
 
     def choose(self, step: int) -> None:
-        self.table.move_to(self.table.cursor + step)
+        self.table.move_by(step)
 
     def open(self) -> None:
         self.table.open_current()
@@ -93,7 +93,7 @@ class GroupsPage(LinesPage):
                 self.open_steps ^= {row.step}
                 self.draw_again()
             else:
-                self.post_message(self.Opened(row.best))
+                self.host.open_screen("replay", row.best)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         """Chooses a row on a click, opens it on a second one."""
@@ -123,13 +123,14 @@ class LogPage(LinesPage):
     def enter(self) -> None:
         self.call_after_refresh(self.scroll_end, animate=False)
 
-    def ask_filter(self) -> None:
+    def ask_filter(self) -> bool:
         def use(text: str) -> None:
             self.needle = text
             self.draw_again()
             self.enter()
 
-        self.ask(Prompt("lines that hold", self.needle), use)
+        self.host.ask(Prompt("lines that hold", self.needle), use)
+        return True
 
 
 def make_pages() -> list[Page]:

@@ -7,6 +7,7 @@ commands to the run.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,17 +18,14 @@ from textual.app import ComposeResult
 from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
-from agentrl_cli.errors import AgentRLError
-from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.store.display import mask_text
-from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose
+from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import Look
-from agentrl_cli.tui.watch.controls import Controls
+from agentrl_cli.tui.watch.controls import ControlScreen
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
 from agentrl_cli.tui.watch.page import LinesPage, Page, Recent, Shown, load_recent
 from agentrl_cli.tui.watch.pages import EpisodesPage, make_pages
@@ -120,12 +118,11 @@ POLL = 1.0
 """Seconds between looks at the store."""
 
 
-class WatchScreen(AgentScreen):
+class WatchScreen(ControlScreen):
     """The tabs of one run; reads the store every second and hands the data to the page in front."""
 
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "watch", HELP
-    data: RunData | None = None
     recent = Recent()
     look = Look()
     tab = "overview"
@@ -135,7 +132,7 @@ class WatchScreen(AgentScreen):
         """`follow`: a training that begins once this one has ended takes its place."""
         super().__init__(reader)
         self.run, self.following, self.browse = run, follow, Browse(run=run)
-        self.controls = Controls(self, self._forget)
+        self.action_detach = self.action_back
         episodes = EpisodesPage(reader, self.browse, id="episodes")
         pages: list[Page] = [OverviewPage(id="overview"), episodes, *make_pages()]
         self.pages = {str(page.id): page for page in pages}
@@ -167,35 +164,19 @@ class WatchScreen(AgentScreen):
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    @work(exclusive=True, group="poll", exit_on_error=False)
-    async def poll(self) -> None:
-        """Reads the new rows if the store has changed."""
-        if self.frozen:
-            return
-        try:
-            changed = await self.has_changed()
-            if not changed and self.data is not None and not self.data.run.alive:
-                return
-            if changed or self.data is None:
-                await self._read()
-            self.problem = ""
-        except AgentRLError as error:
-            # a locked or vanished store is shown; the next look may find it again
-            self.problem, self._version = f"{error.message} {error.hint}".strip(), None
-        self.paint()
+    @property
+    def waits(self) -> bool:
+        return self.frozen
 
-    async def _read(self) -> None:
+    async def read_store(self) -> None:
+        """Reads the new rows."""
         if self.following:
-            await self._follow()
+            self.run = await self.reader.call(newer, self.run)
+            if self.data is not None and self.run != self.data.run.id:
+                text = f"a new training began; {self.data.run.name} is in the list of runs"
+                self.notify(text, timeout=6, markup=False)
         self.data = await self.reader.call(load, self.run, self.data)
         await self._read_page()
-
-    async def _follow(self) -> None:
-        run = await self.reader.call(newer, self.run)
-        if self.data is not None and run != self.data.run.id:
-            text = f"a new training began; {self.data.run.name} is in the list of runs"
-            self.notify(text, timeout=6, markup=False)
-        self.run = run
 
     async def _read_page(self) -> None:
         """Reads the data of the page in front alone."""
@@ -210,9 +191,6 @@ class WatchScreen(AgentScreen):
     async def read_page(self) -> None:
         await self._read_page()
         self.paint()
-
-    def _forget(self) -> None:
-        self._version = None
 
     # -- painting -------------------------------------------------------------------------------------------------
 
@@ -260,13 +238,6 @@ class WatchScreen(AgentScreen):
             self.browse.filter = event.filter
         self.action_tab(event.tab)
 
-    def on_page_metrics_filtered(self, event: Page.MetricsFiltered) -> None:
-        self.look = replace(self.look, pattern=event.pattern)
-        self.action_tab(self.tab if self.page.has_charts else "charts")
-
-    def on_page_opened(self, event: Page.Opened) -> None:
-        self.open_screen("replay", event.episode_id)
-
     def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
         self.open_screen("replay", event.row.id, self.browse)
 
@@ -277,14 +248,23 @@ class WatchScreen(AgentScreen):
         self.page.open()
 
     def action_filter(self) -> None:
-        self.page.ask_filter()
+        """Asks what the page shows, or which metrics the charts show."""
+
+        def use(pattern: str) -> None:
+            self.look = replace(self.look, pattern=pattern)
+            self.action_tab(self.tab if self.page.has_charts else "charts")
+
+        if not self.page.ask_filter() and self.data is not None:
+            label = "metrics whose name holds (a regular expression)"
+            names = "  ".join(self.data.names()[:24])
+            self.ask(Prompt(label, self.look.pattern, help=names), use)
 
     def action_find(self) -> None:
         """Finds text on a page of lines; elsewhere asks for the page's filter."""
         if isinstance(self.page, LinesPage):
             self.action_find_text()
         else:
-            self.page.ask_filter()
+            self.action_filter()
 
     def action_sort(self) -> None:
         self.page.sort()
@@ -313,10 +293,13 @@ class WatchScreen(AgentScreen):
             self.notify("No other training is in this store.", timeout=3)
             return
         shown = {other.run.id for other in self.look.others}
-        signs = ["-" if run.id in shown else "+" for run in found]
-        choices = [f"{sign} {r.name}  {r.step} steps" for sign, r in zip(signs, found, strict=True)]
-        choose = Choose(f"curves of other trainings, {OTHERS} at most", choices)
-        self.ask(choose, lambda choice: self._compare_with(found[choice].id))
+        ways = {
+            f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps": partial(
+                self._compare_with, run.id
+            )
+            for run in found
+        }
+        self.choose(f"curves of other trainings, {OTHERS} at most", ways)
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def _compare_with(self, run: str) -> None:
@@ -345,26 +328,9 @@ class WatchScreen(AgentScreen):
         text = "".join(f"{','.join(row)}\n" for row in rows)
         self.write_file(Path(f"{self.data.run.name}-metrics.csv"), text)
 
-    # -- the run --------------------------------------------------------------------------------------------------
-
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
         self.paint()
-
-    def action_control(self, action: str) -> None:
-        self.controls.control(self.data, action)
-
-    def action_rate(self, factor: float) -> None:
-        self.controls.rate(self.data, factor)
-
-    def action_set(self) -> None:
-        self.controls.set(self.data)
-
-    def action_interrupt(self) -> None:
-        self.controls.leave(self.data)
-
-    def action_detach(self) -> None:
-        self.action_back()
 
 
 class TabBar(Static):
@@ -372,13 +338,9 @@ class TabBar(Static):
 
     auto_links = False
     """A tab is not painted as a link."""
-    _shown: tuple[str, str, bool, bool] | None = None
 
     def show(self, current: str, state: str, short: bool, workers: bool) -> None:
         """Marks the current tab; `short`: names of three letters, for small terminals; `workers`: the run has some."""
-        if self._shown == (current, state, short, workers):
-            return
-        self._shown = (current, state, short, workers)
         line = Text(style=FAINT, no_wrap=True)
         keys = {str(number): tab for number, tab in enumerate(TABS, 1)}
         for key, tab in (keys | {"w": WORKERS} if workers else keys).items():

@@ -7,16 +7,13 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.agent_screen import LinesScreen
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
-from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import HERE, TITLE, clip
 from agentrl_cli.tui.whatif.view import MODULE, event_lines
@@ -31,7 +28,7 @@ Nothing here touches the episode itself: results are stored as its children (par
 """
 
 
-class WhatIfScreen(AgentScreen):
+class WhatIfScreen(LinesScreen):
     """One request; `arguments` as `client.whatif_arguments` returns them."""
 
     BINDINGS: ClassVar[list[BindingType]] = with_ids(
@@ -45,7 +42,7 @@ class WhatIfScreen(AgentScreen):
         ],
     )
 
-    HELP_TITLE, HELP_TEXT = "what if", HELP
+    KEYS, HELP_TITLE, HELP_TEXT = KEYS, "what if", HELP
 
     def __init__(self, reader: Reader, episode_id: str, arguments: Sequence[str]) -> None:
         super().__init__(reader)
@@ -57,13 +54,6 @@ class WhatIfScreen(AgentScreen):
         self.events: list[dict[str, Any]] = []
         self.cursor = 0
         self.state = "starting …"
-
-    def compose(self) -> ComposeResult:
-        yield from (
-            Static(id="head"),
-            Lines(id="long"),
-            Static(Text(KEYS, no_wrap=True), id="keys"),
-        )
 
     def on_mount(self) -> None:
         self.paint()
@@ -121,7 +111,7 @@ class WhatIfScreen(AgentScreen):
             solved = sum(event["outcome"] == "solved" for event in children)
             text = f"{solved} of {len(children)} solved, mean reward {mean:.2f}"
             lines.append(Text(text, TITLE))
-        self.query_one(Lines).show(lines)
+        self.page.show(lines)
 
     def action_move(self, step: int) -> None:
         self.cursor = max(0, min(self.cursor + step, len(self.stored) - 1))

@@ -36,21 +36,16 @@ def whatif_arguments(text: str) -> list[str]:
         option = KEYS.get(key.lower())
         if option is None or not equals or not value:
             raise UsageError(f"A what-if cannot be read: {word!r}.", hint=EXAMPLE)
-        if key.lower() != "model" and not _is_number(value, whole=key.lower() != "t"):
+        digits = value.replace(".", "", key.lower() == "t")
+        if key.lower() != "model" and not digits.isdigit():
             raise UsageError(f"{key}= needs a number, not {value!r}.", hint=EXAMPLE)
         out += [option, value]
     if "--turn" not in out:
         raise UsageError("From which turn?", hint=EXAMPLE)
-    return [*out, "--edit", _unescape(edit)] if mark else out
-
-
-def _is_number(text: str, *, whole: bool) -> bool:
-    return text.isdigit() if whole else text.replace(".", "", 1).isdigit()
-
-
-def _unescape(text: str) -> str:
-    """Return `\\n` as a newline, `\\\\` as a backslash."""
-    return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
+    if mark:  # `\\n` is a newline, two backslashes are one
+        lines = (part.replace("\\n", "\n") for part in edit.split("\\\\"))
+        out.append("--edit=" + "\\".join(lines))
+    return out
 
 
 async def stream_events(arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:

@@ -1,0 +1,615 @@
+"""The runs screen, comparing, marks, exports, the user's keys and colours, and faults that trying showed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding
+
+from agentrl_cli.commands import main
+from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.reports.compare import compare_runs
+from agentrl_cli.reports.html import PAGE, export_html, page_object
+from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store.filters import compile_filter
+from agentrl_cli.tui.app import (
+    HARMLESS,
+    LIGHT,
+    AgentApp,
+    invert,
+    is_light,
+    light_background,
+    unknown_key,
+)
+from agentrl_cli.tui.common.episode_list import filter_text, row_text
+from agentrl_cli.tui.common.episode_view import make_view
+from agentrl_cli.tui.common.keys import describe, read_settings
+from agentrl_cli.tui.common.layers import LAYERS, PALETTES, palette_name, shade
+from agentrl_cli.tui.common.layout import Kind, Layout
+from agentrl_cli.tui.common.reader import token_texts
+from agentrl_cli.tui.common.text import quote
+from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.compare.screen import CompareScreen, VersusScreen
+from agentrl_cli.tui.replay import related
+from agentrl_cli.tui.replay.inspector import token_numbers
+from agentrl_cli.tui.replay.menus import whatif_text
+from agentrl_cli.tui.replay.panels import turn_lines
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
+from agentrl_cli.tui.watch.screen import WatchScreen
+from agentrl_cli.tui.whatif.view import whatif_arguments
+from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall
+from tests.helpers import tui_demo as demo
+from tests.helpers.tui import screen_of, until, until_text, visible
+
+WIDE, SMALL = (120, 40), (80, 24)
+EP = "ep0120003"
+
+
+def fill(path: Path) -> None:
+    """The invented run, the same task at two earlier steps and in another run that ended."""
+    demo.fill(path)
+    words = demo.Words()
+    with Store.open(path) as store:
+        for step in (100, 110):
+            for sample in (3, 4):
+                episode = demo.episode(words, sample, solved=step == 110, step=step)
+                store.episodes.finish(episode)
+                store.signals.add(episode.id, demo.signals_of(episode))
+        config = {"train": {"lr": 1e-4}, "rollout": {"group_size": 8}}
+        store.runs.add(
+            RunRow(
+                "run6",
+                "grpo-06",
+                status="finished",
+                started=1.0,
+                ended=60.0,
+                config=config,
+                model="tiny",
+            )
+        )
+        store.runs.add_step("run6", 1, {"reward": 0.25})
+        store.runs.add_eval(EvalRow("run6", 1, "step-1", "test", 150, 4, 0.2, 0.1, 0.3))
+        for sample in (1, 2):
+            episode = demo.episode(words, sample, solved=sample == 2, step=1, run_id="run6")
+            store.episodes.finish(episode.with_(id=f"old{sample}"))
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("more") / "agentrl.db"
+    fill(path)
+    return path
+
+
+def replay(db: Path, episode: str = EP) -> AgentApp:
+    return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+
+
+async def test_marks_are_kept(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    demo.fill(db, steps=2)
+    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("t", *"bad keep", "enter")
+        await until_text(pilot, "TAGS bad, keep")
+        await pilot.press("b")
+        await until_text(pilot, "TAGS bad, keep, mark")
+        await pilot.press("b", "t", *"-bad", "enter")
+        await until(pilot, lambda: "TAGS keep" in visible(pilot.app))
+        await pilot.press("m", *"a comma", "enter")
+        await until_text(pilot, "NOTE a comma")
+        await pilot.press("x")
+        assert "flag:BADARG step:2" in await until_text(pilot, "5 episodes")
+        assert isinstance(pilot.app.screen, EpisodesScreen)
+    with Store.open(db, readonly=True) as store:
+        row = store.episodes.row("ep0002003")
+        assert row.tags == ("keep",) and row.note == "a comma"
+
+
+async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=(180, 45)) as pilot:
+        await until_text(pilot, "DIFF with sibling")
+        await until(pilot, lambda: pilot.app.screen.query_one("#other", TokenView).view is not None)
+        text = visible(pilot.app)
+        assert "12 * 4.5 + 3.9" in text and "12 * 4,5 + 3.9" in text
+        assert "BESIDE #1  reward 1.20" in text and "BY STEP  this task in training" in text
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: "12 * 4.5 + 3.9" not in visible(pilot.app))
+
+
+def test_settings_file(tmp_path: Path) -> None:
+    path = tmp_path / "screens.yaml"
+    assert read_settings(path)[1] == ""
+    path.write_text("palette: grey\nkeys:\n  replay.tag: ctrl+t\n")
+    found, problem = read_settings(path)
+    assert (found.palette, dict(found.keys), problem) == (
+        "grey",
+        {"replay.tag": "ctrl+t"},
+        "",
+    )
+    for text, said in (
+        ("palette: gray", "grey"),
+        ("- 1", "valid dictionary"),
+        ("keys: 3", "keys 3: Input should be"),
+        ("a: [", "read"),
+    ):
+        path.write_text(text)
+        assert said in read_settings(path)[1]
+
+
+async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
+    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "grpo-06")
+        assert "2 runs" in text and "120/400" in text and "grpo-07" in text
+        assert "checkpoints (1): best 100" in await until_text(pilot, "REWARD")
+        await pilot.press("c")
+        await until_text(pilot, "grpo-07/checkpoints/step_100")
+        await pilot.press("escape", "enter")
+        await until_text(pilot, "agentrl watch")
+        await pilot.press("q", "e")
+        await until_text(pilot, "run grpo-07")
+        await pilot.press("q", "D")
+        await until_text(pilot, "is running: stop it first")
+        await pilot.press("slash", *"06", "enter")
+        await until_text(pilot, "holding '06'")
+        await pilot.press("slash", "backspace", "backspace", "enter")
+        await pilot.press("C")
+        await until_text(pilot, "agentrl compare")
+        assert "grpo-06" in await until_text(pilot, "METRICS")
+
+
+async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    fill(db)
+    folder = tmp_path / "grpo-06"
+    folder.mkdir()
+    with Store.open(db) as store:
+        store.runs.update("run6", dir="grpo-06")
+    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "grpo-06")
+        for answer in ("n", "y"):
+            await pilot.press("G", "D")
+            await until_text(pilot, "Delete grpo-06?")
+            assert folder.exists()
+            await pilot.press(answer)
+            # Keys that come while the question is still open would be lost on a busy machine.
+            await until(pilot, lambda: "Delete grpo-06?" not in visible(pilot.app))
+        await until_text(pilot, "1 run")
+    assert not folder.exists()
+    with Store.open(db, readonly=True) as store:
+        assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids(
+            "id:old1"
+        )
+
+
+async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.runs.add(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
+        for split, rate in (("train", 0.91), ("test", 0.42)):
+            store.runs.add_eval(
+                EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1)
+            )
+            part = (RewardPart("correct", rate, primary=True),)
+            episode = Episode(
+                f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part
+            )
+            store.episodes.finish(episode.with_(outcome=Outcome.FAILED), split=split)
+    async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(
+        notifications=True, size=WIDE
+    ) as pilot:
+        text = await until_text(pilot, "judged")
+        row = next(line for line in text.splitlines() if "judged" in line and "eval" in line)
+        assert "0.420" in row and " 0.42 " in row and "0.91" not in row and "        2 " in row
+        text = await until_text(pilot, "base-train")
+        assert (
+            "base-train train step 5: 0.910 [0.81, 1.01]" in text
+            and "base-test test step 5: 0.420" in text
+        )
+
+
+async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("J", "left_square_bracket")
+        assert "TOKEN 2/" in await until_text(pilot, "step 110")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "ep0100003")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "not tried at an earlier step")
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        await until_text(pilot, "ep0120003")
+        await pilot.press("V")
+        await until_text(pilot, "checkpoints tried this task")
+        assert "step-119" in await until_text(pilot, "DIFF with right: first fork")
+        screen = pilot.app.screen
+        assert isinstance(screen, VersusScreen) and screen.fork is not None
+        assert screen.texts[0].cursor == screen.fork.position
+        before = screen.sides[0]
+        await pilot.press("l")
+        await until(pilot, lambda: screen.sides[0] != before)
+        await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
+        assert screen.side == 1 and screen.texts[1].lens == "logp"
+        await pilot.press("enter")
+        await until_text(pilot, "ep0")
+    with Store.open(db, readonly=True) as store:
+        steps = [related.at_step(store, EP, step) for step in (-1, 1)]
+        assert steps == ["ep0110003", "ep_live"]
+        rows = related.versions(store, EP)
+        place = related.other_version(rows, EP)
+        assert EP in [row.id for row in rows] and place is not None and rows[place].id != EP
+        assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
+    assert quote('a "b"') == '"a \\"b\\""'
+
+
+async def test_exports_hold_everything_but_secrets_and_palettes_change(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"1": ".jsonl", "2": ".html", "4": "-group.html", "5": "-group.jsonl"}
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        for key, name in names.items():
+            await pilot.press("e")
+            await until_text(pilot, "one HTML page")
+            await pilot.press(key)
+            await until(pilot, (tmp_path / f"{EP}{name}").exists)
+        first, *others = PALETTES
+        for name in [*others, first]:  # all the way round, for the tests that follow
+            await pilot.press("P")
+            await until_text(pilot, f"colours {name}")
+    assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    turn = episode.turns[1]
+    secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
+    leaking = type(turn)(1, "user", (secret,), turn.start, turn.end)
+    with Store.open(tmp_path / "s.db") as store:
+        turns = (episode.turns[0], leaking, *episode.turns[2:])
+        store.episodes.finish(episode.with_(id="secret", run_id=None, turns=turns))
+        hidden = page_object(store, "secret", token_texts)
+    assert hidden["masked"] and hidden["tokens"] is None and "sk-abc" not in json.dumps(hidden)
+    assert "[masked:api-key]" in hidden["turns"][1]["messages"][0]
+    with Store.open(db, readonly=True) as store:
+        assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
+        facts = page_object(store, EP, token_texts)
+    text = (tmp_path / "e.html").read_text("utf-8")
+    assert "&lt;x&gt;" in text and not [a for a in ("http://", "https://", "src=") if a in text]
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0]) == [facts]
+    assert "".join(facts["tokens"]["texts"]).startswith("<|im_start|>system")
+    assert len(facts["tokens"]["weight"]) == len(facts["tokens"]["ids"]) == 147
+    assert facts["parts"][0][:2] == ["correct", 0.0] and facts["masked"] is False
+    command = ["export", EP, "--group", "--format", "html", "--db", str(db)]
+    assert main([*command, "-o", "g.html"]) == 0 and Path("g.html").is_file()
+    assert "8 episodes" in capfd.readouterr().err and main(command) == 2
+
+
+async def test_a_store_without_runs_or_that_cannot_be_read(tmp_path: Path) -> None:
+    keys = ("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
+    Store.open(tmp_path / "e.db").close()
+    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(size=SMALL) as pilot:
+        await until_text(pilot, "agentrl rollout -n 16")
+        await pilot.press(*keys, "question_mark")
+    (tmp_path / "junk.db").write_text("hello", "utf-8")
+    app = AgentApp(tmp_path / "junk.db", RunsScreen)
+    async with app.run_test(notifications=True, size=SMALL) as pilot:
+        await until(pilot, lambda: "Name another with --db." in " ".join(visible(app).split()))
+        text = " ".join(visible(app).split())
+        assert "is not an agentrl store: it is not a SQLite file" in text
+        assert "No runs yet" not in text and isinstance(app.screen, RunsScreen)
+        for _ in range(3):
+            app.screen.poll()
+            await app.workers.wait_for_complete()
+        await pilot.press(*keys)
+        assert not list(app._notifications)
+
+
+def test_comparing_two_runs(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Store.open(db, readonly=True) as store:
+        found = compare_runs(store, "grpo-06", "grpo-07")
+    (line,) = found.tasks
+    assert found.source == "all attempts" and line.task_id == "calc/0417"
+    assert (line.before, line.after, line.flip) == ((1, 2), (5, 12), "")
+    assert {name: a for name, a, _ in found.metrics}["reward"] == 0.25
+    assert any(name.startswith("train") for name, _, _ in found.settings)
+    assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
+    assert found.difference.value == pytest.approx(5 / 12 - 1 / 2)
+    command = ["compare", "grpo-06", "grpo-07", "--db", str(db)]
+    assert main(command) == 0
+    text = capfd.readouterr().out
+    assert "1 tasks attempted by both" in text and "test, newest" in text and "calc/0417" in text
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capfd.readouterr().out)
+    assert row["tasks"][0]["before"] == [1, 2] and row["metrics"]["reward"]["before"] == 0.25
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    """The invented run, whose process is this one, so that it counts as alive."""
+    path = tmp_path / "agentrl.db"
+    demo.fill(path, steps=40)
+    return path
+
+
+def test_the_page_has_every_layer_of_the_screen_in_its_order_and_no_colour_without_a_mark() -> None:
+    text = PAGE.read_text("utf-8")
+    table = text[text.index("const LAYERS = {") : text.index("const el = ")]
+    assert re.findall(r"^  (\w+): \[", table, re.M) == list(LAYERS)
+    assert all(f'"{layer.title}"' in table for layer in LAYERS.values())
+    marks = re.findall(r"^\.c\d \{ background: [^;]+; text-decoration: ([^;]+);", text, re.M)
+    assert len(marks) == len(set(marks)) == 9
+
+
+async def test_no_text_steers_the_terminal(live: Path) -> None:
+    """A note of several lines tore the screen; what a tool printed could clear it."""
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    call = ToolCall(
+        "", "calc\x1b[2J", None, "x", "cut off. Expected:\n<tool_call>\n\x1b]0;title\x07\tend"
+    )
+    turns = tuple(replace(turn, calls=(call,)) if turn.calls else turn for turn in episode.turns)
+    view = make_view(
+        episode.with_(turns=turns), TokenTexts(words.json()), live="first\nsecond 漢字漢字"
+    )
+    layout = Layout(view, 24)
+    assert all(text.isprintable() for _, text in layout.notes)
+    shown = [text for _, text in layout.notes]
+    assert (
+        "  <tool_call>" in shown
+        and "second 漢字漢字" in shown
+        and not any("\n" in text for text in shown)
+    )
+    assert all(sum(2 if ord(c) > 0x2E80 else 1 for c in text) <= 24 for text in shown)
+    assert [kind for kind, *_ in layout.lines].count(Kind.NOTE) == len(shown)
+    async with AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=WIDE
+    ) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        pilot.app.screen.query_one("#why").update(Text("a\x1b[2Jb\x07c\x9bd"))  # type: ignore[attr-defined]
+        await until_text(pilot, "a[2Jbcd")
+        assert HARMLESS in pilot.app.get_line_filters()
+
+
+def test_the_list_shows_tags_kinds_and_parents(live: Path) -> None:
+    with Store.open(live) as store:
+        child = store.episodes.get("ep0040003").with_(
+            id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",)
+        )
+        store.episodes.finish(child)
+        store.marks.tag("child", "seen")
+        store.marks.note("child", "why?")
+        row = store.episodes.row("child")
+    assert row_text(row, 160).rstrip().endswith("LOOP #seen note whatif of ep0040003")
+
+
+async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live: Path) -> None:
+    from agentrl_cli.reports.compare import compare_runs
+
+    async with AgentApp(live, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(
+        size=SMALL
+    ) as pilot:
+        screen = screen_of(pilot, CompareScreen)
+        await until(pilot, lambda: screen.found is not None)
+        found = screen.found
+        assert found is not None and len(found.tasks) == 1
+        screen.found = replace(found, tasks=found.tasks * 30)
+        for key, place in (("down", 1), ("pagedown", 11), ("up", 10), ("pageup", 0)):
+            await pilot.press(key)
+            assert screen.cursor == place, key
+        await pilot.press("pagedown")
+        await until_text(pilot, "calc/0417")  # in sight, where it is
+    with Store.open(live, readonly=True) as store:
+        assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
+
+
+def test_last_with_a_filter_is_the_last_that_it_lets_through(
+    live: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", "last", "--plain", "--db", str(live), "-f", "outcome:solved"]) == 0
+    assert "solved" in capfd.readouterr().out.splitlines()[0]
+
+
+async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) -> None:
+    with sqlite3.connect(live) as conn:
+        conn.execute(
+            "UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2"
+        )
+        conn.execute("UPDATE turns SET messages='{bad' WHERE episode_id='ep0040002' AND idx=1")
+        conn.execute("UPDATE turn_tokens SET ratio=x'0102' WHERE episode_id='ep0040001' AND idx=2")
+    conn.close()
+    with Store.open(live, readonly=True) as store:
+        for name in ("ep0040003", "ep0040002"):
+            with pytest.raises(StoreError, match=f"Episode {name} is damaged"):
+                store.episodes.get(name)
+        with pytest.raises(
+            StoreError, match="The training signals of episode ep0040001 is damaged"
+        ):
+            store.signals.get("ep0040001")
+    async with AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=SMALL
+    ) as pilot:
+        await until_text(pilot, "Episode ep0040003 is damaged")
+        await pilot.press("n", "n", "N", "q")
+
+
+def with_a_secret(path: Path) -> None:
+    """A store with an episode `plain` and one that contains a key."""
+    episode = demo.episode(demo.Words(), 3, solved=False)
+    turn = replace(
+        episode.turns[1],
+        messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},),
+    )
+    with Store.open(path) as store:
+        store.episodes.finish(episode.with_(id="plain", run_id=None, group_id="a"))
+        turns = (episode.turns[0], turn, *episode.turns[2:])
+        store.episodes.finish(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
+
+
+async def test_a_picture_of_a_secret_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_a_secret(tmp_path / "s.db")
+    for name, asks in (("plain", False), ("telling", True)):
+        app = AgentApp(tmp_path / "s.db", lambda reader, name=name: ReplayScreen(reader, name))  # type: ignore[misc]
+        target = tmp_path / f"replay-{name}.svg"
+        async with app.run_test(size=WIDE, notifications=True) as pilot:
+            await until_text(pilot, "TOKEN 1/")
+            await pilot.press("s")
+            if asks:
+                await until_text(pilot, "A picture masks nothing")
+                await pilot.press("n", "s")
+                await until_text(pilot, "A picture masks nothing")
+                assert not target.exists()
+                await pilot.press("y")
+            await until(pilot, target.exists)
+        assert "masks" not in target.read_text("utf-8")
+
+
+def test_a_picture_of_a_secret_needs_a_flag(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with_a_secret(tmp_path / "s.db")
+    target = tmp_path / "r.svg"
+
+    def run(*more: str) -> int:
+        return main(["replay", *more, "--db", str(tmp_path / "s.db")])
+
+    assert run("telling", "--svg", str(target)) == 2
+    assert "--no-mask" in capfd.readouterr().err and not target.exists()
+    assert run("telling", "--svg", str(target), "--no-mask") == 0 and target.is_file()
+    assert run("plain", "--svg", str(tmp_path / "p.svg")) == 0 and (tmp_path / "p.svg").is_file()
+    assert run("plain", "--no-mask") == 2
+
+
+async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
+    live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(live.parent)
+    async with AgentApp(live, lambda reader: WatchScreen(reader, "run7")).run_test(
+        size=WIDE
+    ) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("s")
+        await until(pilot, (live.parent / "watch-run7.svg").exists)
+    (live.parent / "watch-run7.svg").unlink()
+    with Store.open(live) as store:
+        store.journal.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
+    async with AgentApp(live, lambda reader: WatchScreen(reader, "run7")).run_test(
+        size=WIDE
+    ) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("s")
+        await until_text(pilot, "A picture masks nothing")
+        assert not (live.parent / "watch-run7.svg").exists()
+
+
+async def test_keys_of_the_user_and_clicks(
+    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "screens.yaml"
+    path.write_text("keys:\n  replay.tag: ctrl+t\n  runs.watch: W\n")
+    monkeypatch.setenv("AGENTRL_SCREENS", str(path))
+    app = AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003"))
+    async with app.run_test(size=WIDE) as pilot:
+        screen = screen_of(pilot, ReplayScreen)
+        await until_text(pilot, "TOKEN 1/64")
+        await until_text(pilot, "BADARG: 5 of 8")
+        titles = {item.title for item in app.get_system_commands(screen)}
+        assert "Quit" in titles and "Screenshot" not in titles
+        await pilot.click("#turns", offset=(3, 2))
+        assert screen.view is not None and screen.view.block_of(screen.panes.tokens.cursor) == 1
+        await pilot.click("#map", offset=(5, 1))
+        assert screen.panes.tokens.cursor == 0
+        await pilot.click("#group", offset=(3, 3))
+        await until(pilot, lambda: screen.episode_id == "ep0040001")
+        await pilot.click("#group", offset=(3, 0))  # its title
+        assert screen.episode_id == "ep0040001"
+        await pilot.press("ctrl+t")
+        await until_text(pilot, "tags, with a minus")
+        await pilot.press("escape", "question_mark")
+        text = await until_text(pilot, "Your own keys")
+        assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
+        await pilot.press("z", "ctrl+p", *"replay.tag")
+        await until_text(pilot, "tag   ctrl+t   replay.tag")
+    known = {"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}
+    assert unknown_key(known) == ""
+    assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
+    cases = {
+        ("turn(-1)", "turn"): "previous turn",
+        ("line(15)", ""): "next line ×15",
+        ("end(0)", ""): "first",
+        ("rate(1.5)", "raise the rate"): "raise the rate",
+        ("layer('kl')", "KL"): "KL",
+    }
+    assert {key: describe(Binding("x", *key)) for key in cases} == cases
+
+
+def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
+    view = make_view(episode, TokenTexts(words.json()))
+    assert dict(token_numbers(view, 60))["trained"] == "no: an evaluation"
+    assert "sampled" in turn_lines(view, 2)[3].plain
+
+
+def test_forms_make_the_lines_that_are_checked() -> None:
+    fields = {
+        "filter": "-tag:seen",
+        "task": "calc/*",
+        "step": "3..9",
+        "text": "two words",
+        "flag": "",
+    }
+    text = filter_text(fields)
+    assert text == '-tag:seen task:calc/* step:3..9 text:"two words"' and compile_filter(text)
+    line = whatif_text({"turn": "2", "n": "4", "T": "1.0", "seed": "", "model": "grpo-07@last"})
+    assert whatif_arguments(line) == [
+        "--turn",
+        "2",
+        "--samples",
+        "4",
+        "--temperature",
+        "1.0",
+        "--model",
+        "grpo-07@last",
+    ]
+    with pytest.raises(UsageError, match="needs a number"):
+        whatif_arguments(whatif_text({"turn": "2", "n": "four"}))
+
+
+def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
+    assert is_light("light", {}) and not is_light("dark", {"COLORFGBG": "0;15"})
+    assert is_light("auto", {"COLORFGBG": "0;default;15"}) and not is_light(
+        "auto", {"COLORFGBG": "15;0"}
+    )
+    assert light_background(b"\x1b]11;rgb:ffff/fafa/f0f0\x1b\\\x1b[?62;22c") and light_background(
+        b"\x1b]11;rgb:ff/ff/ff\x07"
+    )
+    assert not light_background(b"\x1b]11;rgb:1010/1010/1414\x1b\\") and not light_background(
+        b"\x1b[?62c"
+    )
+    back, text = (invert(Color.parse(name)).get_truecolor() for name in ("#101014", "#d8d8d8"))
+    assert min(back) > 240 and max(text) < 60
+    assert invert(Color.default()).is_default
+    style = Style.parse("bold #8fbfff on #101014")
+    (segment,) = LIGHT.apply([Segment("x", style)], None)  # type: ignore[arg-type]
+    assert segment.style is not None and segment.style.bold and segment.style.color != style.color
+    path = tmp_path / "screens.yaml"
+    path.write_text("theme: light\n")
+    assert read_settings(path)[0].theme == "light"
+    path.write_text("theme: pink\n")
+    assert (
+        read_settings(path)[0].theme == "auto"
+        and "theme 'pink': Input should be 'auto'" in read_settings(path)[1]
+    )
