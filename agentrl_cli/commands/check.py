@@ -24,6 +24,7 @@ from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.commands.rollout import sample
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
+from agentrl_cli.evaluate.grader_attacks import attack_graders
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
 from agentrl_cli.paths import find_pack, find_project
@@ -35,26 +36,27 @@ from agentrl_cli.store import Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Episode
 
+RolloutsOption = Annotated[
+    int,
+    typer.Option(
+        "--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none."
+    ),
+]
+EveryOption = Annotated[
+    bool, typer.Option("--all", help="Run solution and empty answer on all rows, not 4 a family.")
+]
+AttackOption = Annotated[
+    bool, typer.Option("--attack", help="Attack the graders with answers that solve nothing.")
+]
+
 
 def command(
     packs: Annotated[
         list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")
     ] = None,
-    every: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            help="Run the solution and the empty answer on all rows, not just 4 of each family.",
-        ),
-    ] = False,
-    rollouts: Annotated[
-        int,
-        typer.Option(
-            "--rollouts",
-            min=0,
-            help="Rollouts that estimate what a training can learn from; 0: none.",
-        ),
-    ] = 16,
+    every: EveryOption = False,
+    attack: AttackOption = False,
+    rollouts: RolloutsOption = 16,
     model: ModelOption = None,
     as_json: JsonOption = False,
     *,
@@ -64,6 +66,9 @@ def command(
 
     In a project without problems, the model then makes 16 rollouts, 4 at each of 4 tasks, which are kept in the store:
     how many groups of a training will have solved and unsolved episodes, and what to do if none has.
+
+    --attack plays answers that solve nothing (constants, the question, lists, code that leaves before the tests, orders
+    to a judge …) at six tasks: a grader that pays one, fails at it, or grades one attempt in two ways has a problem.
 
     JSON: [{"pack": "code-task", "folder": "…", "solver": true, "agent": "",
     "problems": [{"where": "data/train.jsonl:3", "text": "…"}],
@@ -75,7 +80,7 @@ def command(
     names = packs or context.config.task.packs
     folders = [find_pack(name, folder) for name in names]
     with data_stdout():
-        results = asyncio.run(_check(folders, context.config.sandbox, every))
+        results = asyncio.run(_check(folders, context.config.sandbox, every, attack))
         if not as_json:
             _report(results)
         sound = not any(result["problems"] for result in results)
@@ -127,7 +132,9 @@ def _try(
     return {**dataclasses.asdict(found), "verdict": found.verdict, "finding": finding}
 
 
-async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
+async def _check(
+    folders: list[Path], settings: SandboxConfig, every: bool, attack: bool
+) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     packs = [load_pack(folder) for folder in folders]
     async with AsyncExitStack() as stack:
@@ -140,6 +147,8 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
             agent = pack.agent.text if pack.agent is not None else ""
             found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
             problems = await check_pack(pack, sandbox, every=every)
+            if attack and not problems and pack.agent is None:
+                problems = await attack_graders(pack, sandbox, pack.read("train")[0])
             results.append({**found, "agent": agent, "problems": problems})
     return results
 

@@ -156,7 +156,7 @@ class GuessNumber(Interaction):
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         numbers = re.findall(r"-?\d+", str(messages[-1].get("content") or ""))
-        if not numbers:
+        if not numbers or len(numbers[-1]) > 99:  # int() refuses thousands of digits
             return Reply("Guess a number.", -0.1)
         guess = int(numbers[-1])
         if guess == self.secret:

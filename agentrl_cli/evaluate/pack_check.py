@@ -21,7 +21,7 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, question
 from agentrl_cli.tasks.drawing import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
-from agentrl_cli.types import Message, Outcome, Task
+from agentrl_cli.types import Episode, Message, Outcome, Task
 from agentrl_cli.types.content import HASH, digest, is_image
 
 PER_FAMILY = 4
@@ -128,7 +128,7 @@ async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None)
 
 
 async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
-    chat = _make_chat(any(isinstance(message.get("content"), list) for message in task.prompt))
+    chat = byte_chat(task)
     if not pack.solver:
         return await _blank(pack, task, chat, sandbox)
     try:
@@ -137,7 +137,7 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
     except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
         return [Problem(task.id, f"solve(row) raised {describe_error(error)}")]
     problems = []
-    solved = await _run(pack, task, chat, texts, sandbox)
+    solved = await play_texts(pack, task, chat, texts, sandbox)
     if solved.outcome is not Outcome.SOLVED:
         graded = (
             f"{p.name} gave {p.value:g}: {p.detail}" for p in solved.reward_parts if p.primary
@@ -149,7 +149,7 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
 
 
 async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) -> list[Problem]:
-    empty = await _run(pack, task, chat, [EMPTY], sandbox)
+    empty = await play_texts(pack, task, chat, [EMPTY], sandbox)
     if empty.primary == 0:
         return []
     return [
@@ -166,6 +166,11 @@ def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -
         for a, b in zip(claimed, real, strict=False)
         if a != b
     ]
+
+
+def byte_chat(task: Task) -> Chat:
+    """Return a chat whose tokens are bytes, and an image one token if the task has any."""
+    return _make_chat(any(isinstance(message.get("content"), list) for message in task.prompt))
 
 
 @cache
@@ -193,11 +198,13 @@ def _strip_images(content: Any) -> Any:
     return [*images, *(part["text"] for part in content if part["type"] == "text" and part["text"])]
 
 
-async def _run(
+async def play_texts(
     pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None
-) -> Any:
-    """One attempt of a scripted policy, with limits that fit any solution."""
-    config = Config().replace(rollout={"max_tokens": 1_000_000, "max_turns": len(texts) + 1})
+) -> Episode:
+    """Play one attempt of a scripted policy, with limits that fit any solution."""
+    config = Config().replace(
+        rollout={"max_tokens": 1_000_000, "max_new_tokens": 100_000, "max_turns": len(texts) + 1}
+    )
     policy = ScriptedPolicy(list(texts), chat.tokenizer)
     rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
     return await rollout.episode(Job(task, 0))

@@ -254,11 +254,11 @@ def _judged(expected: str, said: str) -> float | str:
 
 
 def _number(text: str) -> Fraction | None:
-    """A plain number, with separators of thousands; None for anything else."""
+    """A plain number, with separators of thousands; None for anything else, and for one of 1,000 digits."""
     bare = text.removesuffix(".")
     return (
         Fraction(bare.replace(",", ""))
-        if re.fullmatch(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", bare)
+        if len(bare) < 1000 and re.fullmatch(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", bare)
         else None
     )
 
