@@ -16,6 +16,7 @@ A worker with `open(sample)` in place of `run` offers worlds, which are played h
     reward()    the reward so far
     close()     if there is something to close
 
+Its configuration has `tool` then, and `worker.model` is the request while an episode is played.
 Without `rows` its rows are `open(0)` to `open(size - 1)`; `distinct = True` drops those whose prompt was there before.
 `LookupError(kind, name, names)` means an unknown name.
 """
@@ -98,9 +99,10 @@ def main(place: str, config: str) -> None:
         module: Any = module_from_spec(spec)
         spec.loader.exec_module(module)
         given, forked = json.loads(config), module.FORKED
-        acts = hasattr(module.WORKER, "open") and given["options"].pop("tool", False)
+        if hasattr(module.WORKER, "open"):
+            given["tool"] = bool(given["options"].pop("tool", False))
         worker = module.WORKER(given)
-        worker.tools = [ACT] if acts else []
+        worker.tool = given.get("tool", False)
         if forked and hasattr(worker, "rehearse"):
             _import_as(worker.rehearse)
     except Exception as error:
@@ -180,12 +182,17 @@ def _opened(worker: Any, sample: Any) -> Iterator[Any]:
 
 def play(worker: Any, request: Mapping[str, Any]) -> float:
     """Play an episode until the world is over or the server refuses another call; return the world's reward."""
+    worker.model = request
     with _opened(worker, request["sample"]) as world:
-        messages, tools, over = [*world.prompt], getattr(world, "tools", worker.tools), False
-        while not over and (said := ask(request, messages, tools)) is not None:
-            replies, over = react(world, said, tools)
+        messages, over = [*world.prompt], False
+        while not over and (said := ask(request, messages, _tools(worker, world))) is not None:
+            replies, over = react(world, said, _tools(worker, world))
             messages += [said, *replies]
         return float(world.reward())
+
+
+def _tools(worker: Any, world: Any) -> list[dict[str, Any]]:
+    return list(getattr(world, "tools", [ACT] * worker.tool))
 
 
 def ask(

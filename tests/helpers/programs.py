@@ -103,14 +103,14 @@ def same(*pairs):
 """
 
 
-def compare(kind: str, modules: str, script: str) -> None:
+def compare(kind: str, modules: str, script: str, *more: str) -> None:
     """Run a script that plays episodes through a plugin's worker and through its package, and compares them.
 
     EPISODES is the number for each environment (10; 100 for the figures in docs/environments.md).
     """
     python = python_with(kind, modules)
     plugin = resolve("programs", {}, kind)
-    given = [str(plugin.worker), os.environ.get("EPISODES", "10")]
+    given = [str(plugin.worker), os.environ.get("EPISODES", "10"), *more]
     done = subprocess.run(
         [python, "-c", PRELUDE + script, *given], capture_output=True, text=True, check=False
     )
@@ -124,6 +124,8 @@ async def play_published(source: str, modules: str, said: list[str], folder: Pat
     pack = load_pack(folder)
     every = (task for split in pack.splits() for task in pack.tasks(split))
     first = min(every, key=lambda task: task.data["sample"])
-    config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 400}})
+    config = Config.model_validate(
+        {"rollout": {"max_tokens": 32000, "max_new_tokens": 400, "max_turns": 40}}
+    )
     policy = ScriptedPolicy(said, CHAT.tokenizer)
     return await AgentRollout(policy, CHAT, {pack.name: pack}, config).episode(Job(first, 0))

@@ -1,0 +1,109 @@
+"""Plays a TextWorld challenge (1.7): a game is generated from the row's seed once, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "tw-simple": {"rewards": "dense", "goal": "detailed", "test": False},
+    "tw-coin_collector": {"level": 1},
+    "tw-treasure_hunter": {"level": 1},
+    "tw-cooking": {
+        **{"recipe": 1, "take": 1, "go": 1, "open": False, "cook": False, "cut": False},
+        **{"drop": False, "recipe_seed": 0, "split": None},
+    },
+}
+"""Settings of the challenges, for those that are not given."""
+
+
+class Challenge:
+    """A challenge by its name, with its settings."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import textworld.challenges
+
+        name, given = config["package"], dict(config["options"])
+        if name not in DEFAULTS:
+            raise LookupError("challenge of TextWorld", name, [*DEFAULTS])
+        self.hints = given.pop("commands", True)
+        self.ask = "Call act with action: {}." if config["tool"] else "Commands: {}."
+        for option in set(given) - set(DEFAULTS[name]):
+            raise LookupError(f"setting of {name}", option, [*DEFAULTS[name], "commands"])
+        self.name, self.settings = name, {**DEFAULTS[name], **given}
+        self._make = textworld.challenges.CHALLENGES[name][1]
+
+    def rows(self, limit: int) -> Iterator[dict[str, Any]]:
+        """Yield rows whose games are generated when they are first played."""
+        for seed in range(min(limit, 320)):
+            text = f"({self.name}, seed {seed}: the game opens with its own text)"
+            yield {"id": f"{seed}", "prompt": text, "sample": seed}
+
+    def open(self, sample: int) -> World:
+        """Return the game of a seed."""
+        return World(self._file(sample), self)
+
+    def _file(self, seed: int) -> str:
+        """Return a game's file, generated if it is not there yet; one process does that."""
+        import textworld.version
+        from textworld.generator import compile_game
+
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        known = "-".join(f"{key}={value}" for key, value in sorted(self.settings.items()))
+        folder = Path(base, "agentrl", "textworld", textworld.version.__version__, self.name, known)
+        folder.mkdir(parents=True, exist_ok=True)
+        file, done = folder / f"{seed}.z8", folder / f"{seed}.done"
+        with open(folder / f"{seed}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                options = textworld.GameOptions()
+                options.seeds, options.path, options.force_recompile = seed, str(file), True
+                compile_game(self._make(self.settings, options), options)
+                done.touch()
+        return str(file)
+
+
+class World:
+    """One game; the reward is its score, as a share of the highest."""
+
+    def __init__(self, file: str, challenge: Challenge) -> None:
+        import textworld
+
+        infos = textworld.EnvInfos(admissible_commands=True, score=True, max_score=True)
+        self._challenge, self._env = challenge, textworld.start(file, infos)
+        self._state = self._env.reset()
+        self.prompt = [{"role": "user", "content": self._text(False)}]
+
+    def say(self, text: str) -> tuple[str, bool]:
+        """Give a command."""
+        self._state, _, over = self._env.step(text.strip().removeprefix(">").strip())
+        return self._text(bool(over)), bool(over)
+
+    def reward(self) -> float:
+        """Return the score so far."""
+        return float(self._state.score or 0) / (self._state.max_score or 1)
+
+    def close(self) -> None:
+        """End the interpreter of the game."""
+        self._env.close()
+
+    def _text(self, over: bool) -> str:
+        """Return what the game said, and the commands that it understands now unless it is over."""
+        said = plain(self._state.feedback)
+        if over or not self._challenge.hints:
+            return said
+        return f"{said}\n{self._challenge.ask.format(', '.join(self._state.admissible_commands))}"
+
+
+def plain(feedback: str) -> str:
+    """Return a text of the game without its banner, its status line and empty lines."""
+    text = re.sub(r"\n>\s+-=.*$", "", feedback.rstrip())
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if not re.fullmatch(r"[\s|\\/_$]*", line)).strip()
+
+
+WORKER, FORKED = Challenge, True

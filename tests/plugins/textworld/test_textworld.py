@@ -1,0 +1,54 @@
+"""Challenges of TextWorld as worlds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.types import Outcome
+from tests.helpers.gateway import call
+from tests.helpers.programs import compare, play_published
+
+SAME = """
+import textworld
+from textworld.challenges import CHALLENGES
+for name, settings in (("tw-coin_collector", {"level": 3}), ("tw-treasure_hunter", {"level": 1}),
+                       ("tw-cooking", {"take": 1}), ("tw-simple", {"goal": "brief"})):
+    ours = worker(name, **settings)
+    for seed in range(max(1, EPISODES // 10)):
+        options = textworld.GameOptions()
+        options.seeds, options.path = seed, f"{sys.argv[3]}/{name}-{seed}.z8"
+        file = textworld.generator.compile_game(CHALLENGES[name][1]({**W.DEFAULTS[name], **settings}, options), options)
+        env = textworld.start(file, textworld.EnvInfos(admissible_commands=True, score=True, max_score=True))
+        for again in range(10):
+            rng, world, state = random.Random(again), ours.open(seed), env.reset()
+            text, over, done = world.prompt[0]["content"], False, False
+            for _ in range(40):
+                hints = "" if done else f"\\nCommands: {', '.join(state.admissible_commands)}."
+                same((text, W.plain(state.feedback) + hints), (over, done))
+                same((world.reward(), (state.score or 0) / state.max_score))
+                if done:
+                    break
+                command = rng.choice([*state.admissible_commands, "fly home"])
+                state, _, done = env.step(command)
+                text, over = world.say(command)
+            world.close()
+"""
+
+
+def test_commands_are_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compare("textworld", "textworld", SAME, str(tmp_path))
+    assert list((tmp_path / "cache" / "agentrl" / "textworld").rglob("0.z8"))
+
+
+async def test_a_challenge_becomes_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = [call("act", action="dance"), call("act", action="take coin")]
+    source = "textworld:tw-coin_collector?level=1&tool=true"
+    episode = await play_published(source, "textworld", said, tmp_path / "coin")
+    assert episode.outcome is Outcome.SOLVED, episode.error
+    assert "Call act with action: examine coin" in episode.turns[0].messages[0]["content"]
