@@ -37,6 +37,8 @@ imports nothing of agentrl, which is being imported. The kinds:
     forms       name to a `tasks.forms.Form`: how a row of another project is recognised and converted
     adapters    kind to how other projects' files of that kind are read (`registry.adapters`)
     programs    name to a `ForeignAgent`, for `agentrl init --from NAME:PACKAGE`
+    sources     name to a function (draft, what follows the colon) that adds to a new pack, for
+                `agentrl init --from NAME:WHERE` (`commands.init.draft.Draft`)
     syntaxes    name to a tool-call parser that `model.chat.parser: auto` can choose too (`chat.parsers.Parser`); one
                 that is only ever named is of the kind `parsers`
     models      kind of source to a function (name of a model, config, base folder) that returns the folder of that
@@ -63,6 +65,7 @@ PLUGINS: dict[str, str] = {
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "failures": "agentrl_cli.plugins.failures:OFFERS",
     "gym": "agentrl_cli.plugins.gym:OFFERS",
+    "harbor": "agentrl_cli.plugins.harbor:OFFERS",
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "parsers": "agentrl_cli.plugins.parsers:OFFERS",

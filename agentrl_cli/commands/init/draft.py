@@ -53,6 +53,8 @@ class Draft:
     """The rows' field with the right answer; empty without one."""
     agent: str = ""
     system: str = SYSTEM
+    spec: dict[str, Any] = field(default_factory=dict)
+    """Keys of task.yaml besides the usual ones."""
     limits: dict[str, int] = field(default_factory=dict)
     """Settings of `rollout` that differ from the default ones."""
     target: Path = Path()
@@ -134,6 +136,7 @@ def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
     spec |= {
         "sandbox": False,
         "defaults": DEFAULTS | {"rollout": DEFAULTS["rollout"] | draft.limits},
+        **draft.spec,
     }
     head = (
         "# The pack: what it is about, its tools, and what counts. docs/tasks.md has every key.\n"

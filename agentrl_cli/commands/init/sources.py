@@ -79,6 +79,9 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     kind, _, name = source.partition(":")
     if kind in offers("programs"):
         return _foreign(draft, kind, name, python)
+    if kind in (readers := offers("sources")):
+        resolve("sources", readers, kind)(draft, name)
+        return None
     file, _, function = source.partition(":")
     path = Path(file).expanduser()
     if not path.is_file():
@@ -124,7 +127,7 @@ def finish(draft: Draft) -> None:
             f"The rows use tools whose code is not given: {', '.join(missing)}.",
             hint=TOOL_FILES + ".",
         )
-    if not draft.answer and not draft.agent:
+    if not draft.answer and not draft.agent and "rewards" not in draft.spec:
         fields = sorted({key for row in draft.rows for key in row} - {"prompt"})
         raise UsageError(
             f"The rows have no answer to compare with; their fields: {', '.join(fields)}.",

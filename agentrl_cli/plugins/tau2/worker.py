@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 DOMAINS = ("airline", "mock", "retail", "telecom", "telecom-workflow")
 PATIENCE = 6
 """Answers of the scripted user before it leaves."""
-GO_ON = "Yes, please. Go on with what I asked for."
+AGREED = "Yes, please. Continue with my request."
 STOP = "###STOP###"
 
 
@@ -70,10 +71,10 @@ def _playable(task: Any) -> bool:
 
 def request_of(task: Any) -> str:
     """Return all that a user knows and wants, as one message."""
-    told = task.user_scenario.instructions
-    if isinstance(told, str):
-        return told
-    parts = (told.reason_for_call, told.known_info, told.task_instructions)
+    known = task.user_scenario.instructions
+    if isinstance(known, str):
+        return known
+    parts = (known.reason_for_call, known.known_info, known.task_instructions)
     return "\n".join(part.strip() for part in parts if part)
 
 
@@ -81,12 +82,10 @@ class ScriptedUser:
     """Says everything at once, then agrees; uses the tools that the agent names, with the arguments of the solution."""
 
     def __init__(self, task: Any, tools: Mapping[str, Any]) -> None:
-        self._said = itertools.chain([request_of(task)], itertools.repeat(GO_ON, PATIENCE), [STOP])
+        self._said = itertools.chain([request_of(task)], itertools.repeat(AGREED, PATIENCE), [STOP])
         self._tools = tools
         actions = task.evaluation_criteria.actions if task.evaluation_criteria else None
-        self._arguments = {
-            one.name: one.arguments for one in actions or () if one.requestor == "user"
-        }
+        self._right = [one for one in actions or () if one.requestor == "user"]
         self._waiting: list[str] = []
 
     def answer(self, message: Any) -> Any:
@@ -94,18 +93,18 @@ class ScriptedUser:
         from tau2.data_model.message import ToolCall, UserMessage
 
         if message.role == "assistant":
-            text = str(message.content).lower()
-            self._waiting = [
-                name for name in self._tools if name in text or name.replace("_", " ") in text
-            ]
+            text = str(message.content)
+            self._waiting = [name for name in self._tools if re.search(rf"\b{name}\b", text)]
             self._results: list[str] = []
         else:
             self._results.append(str(message.content))
         if self._waiting:
             name = self._waiting.pop(0)
-            call = ToolCall(
-                id=name, name=name, arguments=self._arguments.get(name, {}), requestor="user"
-            )
+            given = next((one for one in self._right if one.name == name), None)
+            if given is not None:
+                self._right.remove(given)
+            arguments = given.arguments if given is not None else {}
+            call = ToolCall(id=name, name=name, arguments=arguments, requestor="user")
             return UserMessage(role="user", tool_calls=[call])
         said = "\n".join(self._results) or next(self._said)
         return UserMessage(role="user", content=said)

@@ -12,7 +12,7 @@ from agentrl_cli.agents.programs import ForeignWorld
 
 
 class TextArena(ForeignWorld):
-    """`options` are the game's, and `opponent`: the moves of the other seats, in turn; random ones without it."""
+    """`options` are the game's, and `opponent`: the moves of the other players, in turn; random ones without it."""
 
     name = "textarena"
     worker = Path(__file__).with_name("worker.py")

@@ -1,4 +1,4 @@
-"""Plays a TextArena game (0.7) by text; other seats are played by a scripted or random opponent."""
+"""Plays a TextArena game (0.7) by text; other players are played by a scripted or random opponent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOVE = re.compile(r"\[(?!(?:GAME|Player|You)\b)[^\]\n]{1,40}\]")
-"""A move in a text: what stands in brackets and is no speaker."""
-MOST_SEATS = 15
+"""A move in a text: what stands in brackets and does not name a speaker."""
+MOST_PLAYERS = 15
 
 
 class Games:
@@ -39,25 +39,25 @@ class Games:
             raise ValueError(f"{self.name} does not start in this version: {error}") from error
 
     def open(self, sample: int) -> World:
-        """Return the game, reset with the seed, for the first number of seats that it takes."""
+        """Return the game, reset with the seed, for the first number of players that it takes."""
         env = self._make()
-        for seats in range(1, MOST_SEATS + 1):
+        for players in range(1, MOST_PLAYERS + 1):
             try:
                 random.seed(sample)
-                env.reset(num_players=seats, seed=sample)
+                env.reset(num_players=players, seed=sample)
             except (AssertionError, ValueError):
                 continue
             return World(env, self, sample)
-        raise ValueError(f"{self.name} takes no number of players up to {MOST_SEATS}")
+        raise ValueError(f"{self.name} takes no number of players up to {MOST_PLAYERS}")
 
 
 class World:
-    """One game. The model has seat 0; the reward is its own of the game's, 0 before its end."""
+    """One game. The model is player 0; the reward is its own of the game's, 0 before its end."""
 
     def __init__(self, env: Any, games: Games, seed: int) -> None:
         self._env, self._games = env, games
         self._heard: dict[int, str] = {}
-        """What each other seat has read so far."""
+        """What each other player has read so far."""
         self._script = itertools.cycle(games.opponent or [""])
         self._random = random.Random(seed)
         self._rewards: Mapping[int, float] = {}
@@ -69,15 +69,15 @@ class World:
         return self._until_mine(self._step(text))
 
     def reward(self) -> float:
-        """Return the reward of seat 0."""
+        """Return the reward of player 0."""
         return float(self._rewards.get(0, 0.0))
 
     def _until_mine(self, over: bool) -> tuple[str, bool]:
-        """Let the others move until seat 0 has its turn; return what it reads."""
+        """Let the others move until player 0 has its turn; return what it reads."""
         state = self._env.state
         while not over and state.current_player_id != 0:
-            seat = state.current_player_id
-            over = self._step(self._move(seat, self._read(seat)))
+            player = state.current_player_id
+            over = self._step(self._move(player, self._read(player)))
         if over:
             state.current_player_id = 0
             self._rewards = self._env.close()[0] or {}
@@ -89,28 +89,28 @@ class World:
         return f"{text}\nCall act with action: {', '.join(moves) or 'your move'}.", False
 
     def _step(self, move: str) -> bool:
-        """Make the move of whoever has its turn; without brackets it gets them, as in TextArena's own wrapper."""
+        """Make a move of the player whose turn it is; without brackets it gets them, as in TextArena's own wrapper."""
         over, _ = self._env.step(move if "[" in move or "]" in move else f"[{move.strip()}]")
         return bool(over)
 
-    def _read(self, seat: int) -> str:
-        """Return what a seat has not read yet, without what it said itself."""
+    def _read(self, player: int) -> str:
+        """Return what a player has not read yet, without what it said itself."""
         _, seen = self._env.get_observation()
         names = self._env.state.role_mapping
         lines = [
             f"[{names.get(sender, f'Player {sender}')}] {text}"
             for sender, text, _ in seen
-            if sender != seat
+            if sender != player
         ]
         return "\n".join(lines)
 
-    def _move(self, seat: int, text: str) -> str:
-        """Return another seat's move: the script's next, else one of those that it last read of in brackets."""
-        self._heard[seat] = self._heard.get(seat, "") + text
+    def _move(self, player: int, text: str) -> str:
+        """Return another player's move: the script's next, else one of those that it last read of in brackets."""
+        self._heard[player] = self._heard.get(player, "") + text
         if self._games.opponent:
             return str(next(self._script))
-        found = MOVE.findall(text) or MOVE.findall(self._heard[seat])
-        return self._random.choice(found or ["[pass]"])
+        found = MOVE.findall(text) or MOVE.findall(self._heard[player])
+        return str(self._random.choice(found or ["[pass]"]))
 
 
 WORKER, FORKED = Games, True

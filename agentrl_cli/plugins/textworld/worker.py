@@ -96,7 +96,15 @@ class World:
         said = plain(self._state.feedback)
         if over or not self._challenge.hints:
             return said
-        return f"{said}\n{self._challenge.ask.format(', '.join(self._state.admissible_commands))}"
+        return f"{said}\n{self._challenge.ask.format(', '.join(known(self._state)))}"
+
+
+def known(state: Any) -> list[str]:
+    """Return the commands that the game understands; those that change nothing come last."""
+    return sorted(
+        state.admissible_commands,
+        key=lambda said: said.startswith(("examine", "inventory", "look")),
+    )
 
 
 def plain(feedback: str) -> str:

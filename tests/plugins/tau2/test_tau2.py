@@ -32,8 +32,8 @@ for domain in ("mock", "retail", "airline", "telecom"):
                 number += 1
                 same((world.call(action.name, action.arguments)[0], env.get_response(made).content))
         same((world._env.get_db_hash(), env.get_db_hash()), (world._env.get_user_db_hash(), env.get_user_db_hash()))
-        for told in [] if lazy else task.evaluation_criteria.communicate_info or []:
-            world.say(told)
+        for heard in [] if lazy else task.evaluation_criteria.communicate_info or []:
+            world.say(heard)
         while not over:
             text, over = world.say("Done.")
         run = SimulationRun(id="", task_id=task.id, start_time="", end_time="", duration=0.0, messages=world._said,

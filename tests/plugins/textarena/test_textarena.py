@@ -13,7 +13,7 @@ from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """
 import textarena
-def told(env, me):
+def heard(env, me):
     player, seen = env.get_observation()
     names = env.state.role_mapping
     return "\\n".join(f"[{names.get(one, f'Player {one}')}] {text}" for one, text, _ in seen if one != me)
@@ -36,11 +36,11 @@ for name, moves in GAMES.items():
         twin._script = W.itertools.cycle(script or [""])
         while True:
             while not done and env.state.current_player_id != 0:
-                seat = env.state.current_player_id
-                done, _ = env.step(twin._move(seat, told(env, seat)))
+                player = env.state.current_player_id
+                done, _ = env.step(twin._move(player, heard(env, player)))
             if done:
                 env.state.current_player_id = 0
-            begun, theirs = random.getstate(), told(env, 0)
+            begun, theirs = random.getstate(), heard(env, 0)
             same((text, theirs + "\\nThe game is over." * done), (over, done))
             if done or turns > 30:
                 break
