@@ -17,8 +17,6 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config.models import mains
-from agentrl_cli.config.renamed import by_todays_names
 from agentrl_cli.errors import ConfigError, NotFound, StoreError, UsageError
 from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
 from agentrl_cli.store.connection import connect
@@ -261,8 +259,20 @@ class Runs(Part):
 
     def _run(self, row: tuple[Any, ...]) -> RunRow:
         folder, tokenizer = (row[_RUN_COLUMNS.index(name)] for name in ("dir", "tokenizer"))
-        place, settings = absolute(self.file.home, folder), by_todays_names(loads(row[-1]), mains())
+        place, settings = absolute(self.file.home, folder), _by_todays_names(loads(row[-1]))
         return build(RunRow, row, dir=place, tokenizer=tokenizer or "", config=settings)
+
+
+def _by_todays_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's settings under today's names; an older version's KL is a number or a name."""
+    if isinstance(settings.get("algo", {}).get("kl", {}), Mapping):
+        return settings
+    from agentrl_cli.config.models import (
+        mains,
+    )  # late: the settings' models take longer than `agentrl ls`
+    from agentrl_cli.config.renamed import by_todays_names
+
+    return by_todays_names(settings, mains())
 
 
 BEAT = STALE / 8
