@@ -128,6 +128,46 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         assert pilot.app.is_running and pilot.app.return_value is None
 
 
+async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens come a frame before the panes beside them; what needs more reading comes last."""
+    dimmed: list[dict[str, float]] = []
+    async with replay(db).run_test(size=(170, 44)) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until_text(pilot, "BESIDE")
+
+        def opacity() -> dict[str, float]:
+            names = (
+                "group",
+                "turns",
+                "reward",
+                "token",
+                "why",
+                "map",
+                "failure",
+                "diff",
+                "steps",
+                "beside",
+            )
+            return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
+
+        def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
+            dimmed.append(opacity())
+            paint()
+            dimmed.append(opacity())
+
+        monkeypatch.setattr(screen.panes, "paint", before_paint)
+        await until(pilot, lambda: set(opacity().values()) == {1.0})
+        before = screen.episode_id
+        await pilot.press("l")
+        await until(pilot, lambda: screen.episode_id != before and set(opacity().values()) == {1.0})
+    assert set(dimmed[0].values()) == {0.35}
+    later = {"failure", "diff", "steps", "beside"}
+    assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
+
+
 async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
