@@ -33,7 +33,6 @@ LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyt
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
     "policies/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
-    "sandbox/test_limits.py::test_the_memory_check_ends_in_time": "what is called takes the end of its time",
     "tools/test_tools.py::test_timeout_concurrency_and_rate": "a rate is a least time, never a most",
 }
 """What may look at a clock, and why."""
