@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,10 @@ from agentrl_cli.commands.common import (
     echo_json,
     narrate,
 )
-from agentrl_cli.commands.options import ForceOption, ProjectOptions
+from agentrl_cli.commands.options import ForceOption, ProjectOptions, plugin_settings
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.models.output_lock import writing
+from agentrl_cli.registry import resolve
 from agentrl_cli.store.checkpoint_names import full_name
 
 SourceArgument = Annotated[
@@ -82,6 +84,9 @@ def command(
                 dtype=dtype,
                 force=force,
             )
+        forms = [(name, value) for name, value in plugin_settings().items() if value is not None]
+        written = [resolve("writers", {}, name)(done.folder, value).name for name, value in forms]
+        done = replace(done, files=(*done.files, *written))
         if as_json:
             echo_json(done)
         else:

@@ -43,6 +43,8 @@ imports nothing of agentrl, which is being imported. The kinds:
                 that is only ever named is of the kind `parsers`
     models      kind of source to a function (name of a model, config, base folder) that returns the folder of that
                 model, got and converted first, or None if the name is not of its kind
+    writers     name of a setting of `flags` for merge to a function (folder of the merged model, its value) that
+                writes the model in another form into the folder and returns the file
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …

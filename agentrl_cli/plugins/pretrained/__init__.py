@@ -10,6 +10,8 @@ OFFERS = {
         "model ls": ("agentrl model ls", "agentrl model ls --json"),
         "model rm": ("agentrl model rm smollm2", "agentrl model rm FILE"),
     },
+    "flags": {"merge gguf": f"{HERE}.gguf_write:settings_of"},
+    "writers": {"gguf": f"{HERE}.gguf_write:write_gguf"},
     "models": {
         "pretrained": f"{HERE}.fetch:find_model",
         "gguf": f"{HERE}.gguf_file:find_model",
