@@ -32,6 +32,12 @@ A training that does not move says by itself what it waits for, after 30 seconds
 advanced: the tool with its arguments, the grader, agent, server, worker, lock, disk or update, of which episode, and
 since when. Watch shows it beside the running episodes (all of it under `9`), `agentrl ls runs` under the list, and
 `kill -USR1 PID` prints everything that has not come back.
+
+`agentrl train --heal` does what a fall asks for. After `nan`, `collapse`, or a drift of the policy while fewer tasks
+are solved, it loads the best checkpoint (the one from which most was solved, or the best by evaluation), lowers
+`train.lr` (to a third after a rise, else to a fifth) and continues; the fourth time it ends with the best weights. Each
+change is stored with its step, rule and numbers, and stands in the output, `agentrl why`, `ls runs` and watch. A resume
+makes the same changes. The trial: `benchmarks/README.md`, Healing.
 """
 ZH_HEAD = """\
 # 奖励不动、崩溃、变成 NaN 怎么办
@@ -51,6 +57,10 @@ agentrl why
 训练若停住不动，30 秒后会自己说明在等什么：哪个回合的哪次工具调用（连同参数）、打分函数、智能体、服务器、
 工作进程、锁、磁盘或更新，以及从什么时候开始等。watch 把它显示在正在运行的回合旁（按 `9` 看全部），
 `agentrl ls runs` 显示在列表下方，`kill -USR1 PID` 会打印所有尚未返回的调用。
+
+`agentrl train --heal` 会自己处理下跌：出现 `nan`、`collapse`，或策略偏移而成绩同时下降时，它载入最好的检查点，
+降低 `train.lr`（先升后跌降到三分之一，否则五分之一）并继续；第四次则以最好的权重结束。
+每次改动连同步数、规则和数值都会保存，可在输出、`agentrl why`、`ls runs` 和 watch 中看到；恢复训练时会做同样的改动。
 """
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     ("The reward is flat or 0", "奖励不动，或一直是 0",

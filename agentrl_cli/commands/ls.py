@@ -17,6 +17,7 @@ from agentrl_cli.commands.common import JsonOption, echo, echo_json, echo_jsonl,
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import UsageError
+from agentrl_cli.reports.evidence import describe_change
 from agentrl_cli.store import Store
 from agentrl_cli.store.queries import Hit, grep, run_query, schema
 from agentrl_cli.store.rows import episode_state
@@ -142,11 +143,16 @@ def _print_list(store: Store, what: What, found: list[Any], format: Format) -> N
     for run in found if what is What.runs else ():
         for text in store.journal.waits(run.id)[:1] if run.alive else ():
             narrate(f"{run.name} waits for {text}")
+        for change in store.journal.healed(run.id):
+            narrate(f"{run.name}: {describe_change(change)}")
     if format in (Format.json, Format.jsonl) and what in (What.episodes, What.runs):
         rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in found]
         if what is What.runs:
             rows = [
-                {"name": run.name} | row | {"status": run.state, "of": run.total_steps}
+                {"name": run.name}
+                | row
+                | {"status": run.state, "of": run.total_steps}
+                | {"healed": store.journal.healed(run.id)}
                 for row, run in zip(rows, found, strict=True)
             ]
         print_rows(list(rows[0]) if rows else [], [list(row.values()) for row in rows], format)

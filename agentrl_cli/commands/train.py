@@ -81,6 +81,10 @@ def command(
         int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")
     ] = None,
     agent: AgentOption = None,
+    heal: Annotated[
+        bool | None,
+        typer.Option("--heal", help="After a collapse: the best checkpoint, a lower lr, go on."),
+    ] = None,
     *,
     planned: PlanOptions,
     process: ProcessOptions,
@@ -94,6 +98,7 @@ def command(
         "adapter.enabled": lora,
         "rollout.group_size": group,
         "task.agent": agent,
+        "train.heal": heal or None,
         **plugin_settings(),
     }
     planned.require_consistent(resumes=process.resume is not None)

@@ -35,9 +35,9 @@ def command(
     The fault comes with its number, an episode that proves it, and a command that changes it. An episode's reasons
     are its flags with their evidence. docs/troubleshooting.md lists every rule.
 
-    JSON: {"run", "summary", "finding": {"name", "stage", "level", "value", "threshold", "text", "advice", "command",
-    "episode", "line"} or null, "next", "stages": [the same for each stage of the walk]}; of an episode {"episode",
-    "outcome", "reasons": [{"name", "evidence", "turn"}]}
+    JSON: {"run", "summary", "healed": [{"step", "rule", "key", "from", "to", "back"}], "finding": {"name", "stage",
+    "level", "value", "threshold", "text", "advice", "command", "episode", "line"} or null, "next", "stages": [the same
+    for each stage of the walk]}; of an episode {"episode", "outcome", "reasons": [{"name", "evidence", "turn"}]}
     """
     with where.open() as store:
         try:
@@ -56,7 +56,7 @@ def command(
         stages = [diagnosis.report(one) for one in lines]
         finding = diagnosis.report(cause) if cause else None
         rest = {"finding": finding, "next": following, "stages": stages}
-        return echo_json({"run": run.name, "summary": summary, **rest})
+        return echo_json({"run": run.name, "summary": summary, "healed": evidence.changes, **rest})
     echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
         echo(f"  {one.stage:<10}  ok")

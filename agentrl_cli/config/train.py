@@ -127,6 +127,11 @@ class TrainConfig(Section):
         default_factory=TrainEvalConfig,
         description="evaluate every N steps, 0: never; with options: {every: 10, split: validation, tasks: 40}",
     )
+    heal: bool = Field(
+        default=False,
+        description="after steps that were too large (nan, collapse, or a drift while less is solved) load the best"
+        " checkpoint and lower lr, three times at most; a checkpoint is saved every 5 steps",
+    )
     save: SaveConfig = Field(
         default_factory=SaveConfig,
         description="checkpoint every N steps, and after the last; with options: {every: 20, keep: 3}",

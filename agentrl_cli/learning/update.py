@@ -225,7 +225,7 @@ class Learner:
         table.record(rows, done.tokens)
         if done.applied:
             return {**done.metrics, "grad_norm": done.norm}
-        if "nan" in self.config.train.stop_on.alerts:
+        if "nan" in self.config.train.stop_on.alerts and not self.config.train.heal:
             raise TrainingStopped(
                 f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
                 hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",

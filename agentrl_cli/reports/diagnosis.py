@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl_cli.reports import course
 from agentrl_cli.reports import findings as find
-from agentrl_cli.reports.evidence import LEAST, Evidence
+from agentrl_cli.reports.evidence import LEAST, Evidence, describe_change
 
 STAGES = {
     "template": "Whether the model is given, and is trained on, exactly the conversation that its chat template means.",
@@ -252,15 +252,16 @@ def conclude(evidence: Evidence) -> list[str]:
 
 
 def summarise(evidence: Evidence) -> str:
-    """Return its course in a sentence, "" if there are too few steps."""
+    """Return its course in a sentence, "" if there are too few steps, and how it healed."""
     train, held = evidence.change("solved"), course.carry_over(evidence)
+    healed = " ".join(map(describe_change, evidence.changes))
     if train is None:
-        return ""
+        return healed
     text = f"Solved in training {train.text} (means of its first and last steps)"
     if held is not None:
         joined = "and" if held.word == train.word else "but"
         text += f", {joined} on the validation tasks it {held.text}"
-    return f"{text}; {course.moved_part(evidence)}."
+    return f"{text}; {course.moved_part(evidence)}. {healed}".rstrip()
 
 
 def suggest(evidence: Evidence) -> str:

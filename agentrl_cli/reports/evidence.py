@@ -81,6 +81,7 @@ class Evidence:
         controls: The control tokens of the tokenizer, by id.
         moved: How far log-probabilities of the first evaluation's tokens have moved since, in nats on average.
         free: Bytes left on the disk of the store.
+        changes: How the training healed; `steps` and `evals` lack those that it went back from.
     """
 
     steps: Sequence[Metrics] = ()
@@ -95,6 +96,7 @@ class Evidence:
     controls: Mapping[int, str] = field(default_factory=dict)
     moved: float | None = None
     free: int | None = None
+    changes: Sequence[Mapping[str, Any]] = ()
 
     @property
     def now(self) -> Metrics:
@@ -198,6 +200,15 @@ class Evidence:
         task = self.tasks.get(episode.task_id)
         found = (task.data.get(name) for name in ANSWERS) if task is not None else ()
         return next((plain(str(x)) for x in found if isinstance(x, (str, int, float))), "")
+
+
+def describe_change(change: Mapping[str, Any]) -> str:
+    """Return how a training healed, in words."""
+    place = f"step {change['back']}" if change["back"] else "the base"
+    values = f"{change['key']} {change['from']:g} → {change['to']:g}"
+    return (
+        f"Healed after step {change['step']}: {change['rule']}, so back to {place} with {values}."
+    )
 
 
 def answer_of(episode: Episode) -> str:

@@ -35,10 +35,13 @@ def read_evidence(
     `steps`: its metrics, if they were read already, or made of rollouts. `known`: fields that need not be read; with
     `episodes` no episode is.
     """
-    evals = [row for row in store.runs.evals(run.id) if row.pass_rate is not None]
+    changes = store.journal.healed(run.id)
+    left = {n for change in changes for n in range(change["back"] + 1, change["step"] + 1)}
+    evals = [row for row in store.runs.evals(run.id) if row.step not in left]
+    evals = [row for row in evals if row.pass_rate is not None]
     alerts = store.journal.folded_alerts(run.id)
     evidence = Evidence(
-        [row for row in steps or store.runs.steps(run.id) if row["step"]],
+        [row for row in steps or store.runs.steps(run.id) if row["step"] not in {0, *left}],
         run=run,
         evals=evals,
         width=WIDTH,
@@ -48,6 +51,7 @@ def read_evidence(
         moved=measure_movement(store, run.id, *(evals[n].step or 0 for n in (0, -1)))
         if evals
         else None,
+        changes=changes,
     )
     if "episodes" in known:
         return replace(evidence, **known)

@@ -16,6 +16,8 @@ AGENT_STDERR = "agent_stderr"
 """Kind of the events that hold what the agents of episodes wrote."""
 WAITING = "waiting"
 """Kind of the events that hold what a run waits for, in `lines`; none: it goes on."""
+HEALED = "healed"
+"""Kind of the events that hold what a training changed by itself (`train.heal`)."""
 _ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
 _ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
 _ADD_ALERT = (
@@ -97,6 +99,11 @@ class Journal(Part):
         sql = "SELECT data FROM events WHERE run_id=? AND kind=? ORDER BY id DESC LIMIT 1"
         row = self.file.select_one(sql, (run_id, kind))
         return None if row is None else dict(loads(row[0]))
+
+    def healed(self, run_id: str) -> list[dict[str, Any]]:
+        """Return how a training healed, the oldest first: `{"step", "rule", "key", "from", "to", "back"}`."""
+        sql = "SELECT data FROM events WHERE run_id=? AND kind=? ORDER BY id"
+        return [dict(loads(data)) for (data,) in self.file.select(sql, (run_id, HEALED))]
 
     def waits(self, run_id: str) -> list[str]:
         """Return what a run waits for as it last said, a line each, the oldest first."""

@@ -25,6 +25,7 @@ from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.trainer.checkpoints import Checkpoints
 from agentrl_cli.trainer.compute import LearnerMaker, Team, make_compute
 from agentrl_cli.trainer.controls import Controls
+from agentrl_cli.trainer.heal import Healer
 from agentrl_cli.trainer.loop import Trainer
 from agentrl_cli.trainer.prefetch import Prefetcher
 from agentrl_cli.trainer.report import Reporter
@@ -74,13 +75,15 @@ def build_trainer(
     collector = Collector(settings, run, split.train, store, rollout, vocabulary, narrate)
     parts = (settings, run, loaded, policy, packs, store, hooks, learner, rollout, collector)
     keep = partial(keep_settings, run, config, store)
+    checkpoints = Checkpoints(config.train, store, run, loaded, learner, narrate)
     return Trainer(
         *parts,
         Prefetcher(collector.sample, settings),
         Greedy(config.seed, run, store, rollout) if learner.needs == "baseline" else None,
         reporter,
-        Checkpoints(config.train, store, run, loaded, learner, narrate),
+        checkpoints,
         Controls(config.train, run.id, store, narrate, learner.compute.fault, keep),
+        Healer(config.train, run, store, checkpoints, keep),
         *(split.tasks, narrate, base, on_step, accept_changes),
     )
 

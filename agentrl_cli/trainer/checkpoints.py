@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from agentrl_cli.policies.load import Loaded
 
 
+NEAR = 5
+"""Steps between two checkpoints of a run that heals, at most."""
+
+
 class Checkpoints:
     """The checkpoints of one run: `best`, `last`, and one every `train.save.every` steps."""
 
@@ -49,28 +53,43 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is kept after this step, counted from 1."""
-        return step % self.config.save.every == 0 and 0 < step < self.config.steps
+        every = min(self.config.save.every, NEAR if self.config.heal else self.config.save.every)
+        return step % every == 0 and 0 < step < self.config.steps
+
+    def has_best(self, step: int) -> bool:
+        """Whether the best evaluation so far is that of this step."""
+        return any(c.kind == "best" and c.step == step for c in self._list())
 
     def missing(self, step: int) -> bool:
         """Whether one is due after this step and the store has none of it."""
         return self.due(step) and step not in {c.step for c in self._list() if c.kind == "step"}
 
-    def save(self, kind: str, step: int, best: float | None) -> Path:
-        """Write a checkpoint (best, last or step) and its row. Returns its folder."""
+    def save(
+        self, kind: str, step: int, best: float | None, also: Callable[[], None] = lambda: None
+    ) -> Path:
+        """Write a checkpoint (best, last or step) and its row, with `also` in one transaction. Returns its folder."""
         folder = self.folder / (kind if kind in ("best", "last") else f"step-{step:06d}")
         assert self.loaded.folder is not None
         with waiting(f"the disk, for the checkpoint {folder}"):
             state = {"step": step, "best": best, **self.learner.state()}
             save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
-        self._add(kind, folder, step, best)
+        with self.store.transaction():
+            self._add(kind, folder, step, best)
+            also()
         return folder
 
-    def forget_old(self) -> None:
-        """Delete all but the last `train.save.keep` checkpoints of steps."""
+    def forget_old(self, besides: str = "") -> None:
+        """Delete all but the last `train.save.keep` checkpoints of steps, and the one in the folder `besides`."""
         old = sorted((c for c in self._list() if c.kind == "step"), key=lambda c: c.step)
-        for checkpoint in old[: -self.config.save.keep]:
+        for checkpoint in [c for c in old[: -self.config.save.keep] if c.path != besides]:
             self.store.runs.remove_checkpoint(self.run_id, checkpoint.path)
             shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint into model and learner. Raises DamagedCheckpoint."""
+        state = load_state(folder)
+        load_weights(self.loaded.model, folder)
+        self._load_learner(state, folder)
 
     def restore(self) -> Mapping[str, Any]:
         """Load the newest usable checkpoint into model and learner. Returns the trainer's state; empty if none is.

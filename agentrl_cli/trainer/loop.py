@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agentrl_cli.tasks import Pack
     from agentrl_cli.trainer.checkpoints import Checkpoints
     from agentrl_cli.trainer.controls import Controls
+    from agentrl_cli.trainer.heal import Healer
     from agentrl_cli.trainer.report import Reporter
     from agentrl_cli.trainer.sampler import Collector
 
@@ -63,6 +64,7 @@ class Trainer:
     reporter: Reporter
     checkpoints: Checkpoints
     controls: Controls
+    healer: Healer
     eval_tasks: list[Task]
     narrate: Callable[[str], None]
     """Gets a line for people now and then."""
@@ -134,6 +136,8 @@ class Trainer:
         """Steps until the last, or until something stops the run; between two of them controls are obeyed."""
         if self.config.train.eval.every and self.step == 0:
             await self.evaluate()  # of the base: the curve begins there, and `best` may be it
+        elif self.config.train.heal and self.step == 0:
+            await self._save("step")
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)
@@ -167,8 +171,20 @@ class Trainer:
         await self.hooks.call("on_update", run=self.run, metrics=report.metrics, step=self.step)
         if self.config.train.eval.every and self.step % self.config.train.eval.every == 0:
             await self.evaluate()
-        if self.checkpoints.due(self.step):
+        rule = self.reporter.health.certain
+        if rule and not self.checkpoints.has_best(self.step):
+            await self._heal(rule)
+        elif self.checkpoints.due(self.step):
             await self._save("step")
+
+    async def _heal(self, rule: str) -> None:
+        """Continue from the best checkpoint with a smaller step, or end with its weights."""
+        await self.prefetcher.stop()
+        await self.policy.rest()
+        text, end = self.healer.heal(self.step, rule, self.best)
+        await self.policy.publish(f"{self.run.name}@{self.step}-healed")
+        self.reporter.log("warn", text)
+        self.controls.stopping = end or self.controls.stopping
 
     async def learn(
         self, groups: Sequence[Sequence[Episode]], step: int
@@ -198,9 +214,8 @@ class Trainer:
         else:
             if isinstance(self.policy, Sleeping):
                 await self.policy.sleep()
-            await (
-                self.policy.rest()
-            )  # nothing is awaited between this and the update: no turn begins
+            # Nothing is awaited between this and the update: no turn begins.
+            await self.policy.rest()
             with waiting(f"the update of step {step + 1}"):
                 update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
@@ -248,7 +263,7 @@ class Trainer:
         path = self.checkpoints.save(kind, self.step, self.best)
         await self.hooks.call("on_checkpoint", run=self.run, path=path, step=self.step)
         if kind == "step":
-            self.checkpoints.forget_old()
+            self.checkpoints.forget_old(self.healer.anchor(self.step))
 
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""

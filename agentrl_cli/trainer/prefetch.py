@@ -63,7 +63,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 def ages(episode: Episode, run: str, step: int) -> list[int]:
     """Updates between the weights that sampled each assistant turn and those of a step, counted from 0.
 
-    Versions are named RUN@STEP; any other name is that of the weights that the run started from.
+    Versions are named RUN@STEP, or RUN@STEP-healed; any other name is that of the weights that the run started from.
     """
     return [step - (number or 0) for number in _versions(episode, run)]
 
@@ -81,7 +81,8 @@ def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: i
 def _versions(episode: Episode, run: str) -> list[int | None]:
     """Return the step of the weights that sampled each assistant turn; None if they are not of this run."""
     names = [t.weights_version.rpartition("@") for t in episode.turns if t.role == "assistant"]
-    return [int(number) if name == run and number.isdigit() else None for name, _, number in names]
+    steps = [(name, number.removesuffix("-healed")) for name, _, number in names]
+    return [int(number) if name == run and number.isdigit() else None for name, number in steps]
 
 
 def age_metrics(groups: Sequence[Sequence[Episode]], run: str, step: int) -> dict[str, float]:

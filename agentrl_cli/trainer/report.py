@@ -19,6 +19,7 @@ from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.trainer.checkpoints import retain
+from agentrl_cli.trainer.heal import SURE, certain
 from agentrl_cli.trainer.metrics import Clock, machine, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.types import Episode, Fact, Outcome, Task
@@ -107,8 +108,11 @@ class Health:
     stop_on: Sequence[str]
     patience: int = 1
     """Steps in a row that a finding must hold before it stops the run."""
+    heals: bool = False
     held: dict[str, int] = field(default_factory=dict)
     """Finding → steps in a row."""
+    certain: str = ""
+    """The rule by which the newest steps were surely too large, if the run heals."""
 
     def look(self, evidence: Evidence) -> tuple[list[diagnosis.Finding], str]:
         """Return the alerts of a step, and the name of one that stops the run, "" if none does.
@@ -120,8 +124,13 @@ class Health:
         names = {one.name: {one.name, diagnosis.KINDS.get(one.name, one.name)} for one in found}
         held = {name for both in names.values() for name in both}
         self.held = {name: self.held.get(name, 0) + 1 for name in held}
-        stops = [n for n in self.stop_on if self.held.get(n, 0) >= self.patience]
-        wanted = {*diagnosis.NOW, *self.stop_on, *([cause.name] if cause else ())}
+        self.certain = certain(evidence) if self.heals else ""
+        stops = [
+            name
+            for name in self.stop_on
+            if self.held.get(name, 0) >= self.patience and not (self.heals and name in SURE)
+        ]
+        wanted = {*diagnosis.NOW, *self.stop_on, *([cause.name] if cause else ()), self.certain}
         shown = [one for one in found if names[one.name] & wanted]
         return shown, stops[0] if stops else ""
 
@@ -143,7 +152,8 @@ class Reporter:
         self.run = run
         self.run_id = run.id
         self.narrate = narrate
-        self.health = Health(config.train.stop_on.alerts, config.train.stop_on.patience)
+        train = config.train
+        self.health = Health(train.stop_on.alerts, train.stop_on.patience, train.heal)
         self.tasks = {task.id: task for task in tasks}
         self._steps: list[Mapping[str, float]] = []
         """Metrics of the steps so far; those before a resume are read from the store."""

@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.widgets import Static
 
 from agentrl_cli.reports.run_data import GroupRow, RunData
+from agentrl_cli.store.journal import HEALED
 from agentrl_cli.tui.common.charts import bar, counts_line, span
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import EpisodeList
@@ -241,8 +242,8 @@ def config_lines(shown: Shown, width: int) -> list[Text]:
     data, other = shown.data, next(iter(shown.look.others), None)
     mine = dict(flat(data.run.config))
     theirs = dict(flat(other.run.config)) if other is not None else mine
-    sets = [row["data"] for row in data.events if row["kind"] == "control:set"]
-    changed = {str(values.get("key")): values.get("value") for values in sets}
+    sets = [row["data"] for row in data.events if row["kind"] in ("control:set", HEALED)]
+    changed = {str(one.get("key")): one.get("value", one.get("to")) for one in sets}
     title = f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}"
     lines, section = [line(title, width, TITLE)], ""
     for key, value in mine.items():

@@ -14,6 +14,7 @@ from agentrl_cli.config.choice import name_of
 from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.reports.diagnosis import STAGES
 from agentrl_cli.reports.run_data import RunData
+from agentrl_cli.store.journal import HEALED
 from agentrl_cli.tui.common.charts import OVER, bar, counts_line, short, span
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, line, num, wrap
 
@@ -72,9 +73,11 @@ def eval_series(data: RunData) -> list[tuple[float, float]]:
 
 
 def control_steps(data: RunData) -> list[float]:
-    """Return the steps during which a control was used: marks on the axis."""
+    """Return the steps during which a control was used, or the run healed: marks on the axis."""
     stamps = sorted((float(row["at"]), float(row["step"])) for row in data.steps if row.get("at"))
-    controls = (event for event in data.events if str(event["kind"]).startswith("control"))
+    controls = (
+        event for event in data.events if str(event["kind"]).startswith(("control", HEALED))
+    )
     places = (bisect_left(stamps, (float(event["at"]), -math.inf)) for event in controls)
     return [stamps[place][1] for place in places if place < len(stamps)]
 
