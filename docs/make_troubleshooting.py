@@ -5,16 +5,17 @@ A test fails where one is stale.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from agentrl_cli.reports.diagnosis import RULES, STAGES, Rule
+from agentrl_cli.reports.legend import plain
 
 TARGET = Path(__file__).with_name("troubleshooting.md")
 CHINESE = TARGET.parent / "zh" / TARGET.name
 
 HEAD = """\
-# My reward is flat, collapses, is NaN
+# My reward is flat, collapses, is NaN; the entropy is 0; the KL explodes
 
 <!-- Written by docs/make_troubleshooting.py from the rules in agentrl_cli/reports/diagnosis.py; edit those. -->
 
@@ -26,7 +27,7 @@ walks from the chat template to the evaluations of the newest training, stops at
 number, an episode that proves it and a command. The same rules raise the alerts of a running training, end its
 output, and stand in `agentrl check`, in watch (`9`), and in reports; `train.stop_on` takes their names. Rules about
 the set-up look at the steps before a fall, so that what follows from it is not taken for its cause. `agentrl why
-EPISODE` gives the reasons of one episode.
+EPISODE` gives the reasons of one episode, `agentrl words` explains a word of a screen.
 
 A training that does not move says by itself what it waits for, after 30 seconds in which nothing began, ended or
 advanced: the tool with its arguments, the grader, agent, server, worker, lock, disk or update, of which episode, and
@@ -40,7 +41,7 @@ change is stored with its step, rule and numbers, and stands in the output, `age
 makes the same changes. The trial: `benchmarks/README.md`, Healing.
 """
 ZH_HEAD = """\
-# 奖励不动、崩溃、变成 NaN 怎么办
+# 奖励不动、崩溃、变成 NaN，熵归零，KL 爆炸：怎么办
 
 <!-- Written by docs/make_troubleshooting.py from the rules in agentrl_cli/reports/diagnosis.py; edit those. -->
 
@@ -52,7 +53,7 @@ agentrl why
 训练中的警报、训练结束时的结论、`agentrl check`、watch（按 `9`）和报告用的是同一套规则；
 `train.stop_on` 接受这些规则的名字。
 关于设置的规则只看成绩下跌之前的步，所以后果不会被当成原因。
-`agentrl why EPISODE` 说明某个回合为什么失败。下表中的英文是程序打印的原文。
+`agentrl why EPISODE` 说明某个回合为什么失败，`agentrl words` 解释屏幕上的词。下表中的英文是程序打印的原文。
 
 训练若停住不动，30 秒后会自己说明在等什么：哪个回合的哪次工具调用（连同参数）、打分函数、智能体、服务器、
 工作进程、锁、磁盘或更新，以及从什么时候开始等。watch 把它显示在正在运行的回合旁（按 `9` 看全部），
@@ -64,10 +65,10 @@ agentrl why
 """
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     ("The reward is flat or 0", "奖励不动，或一直是 0",
-     "parser malformed truncated tools arguments grader all_failed"
+     "stop parser malformed truncated tools arguments grader all_failed"
      " same_attempts no_signal no_gradient no_movement"),
     ("It rises, then collapses", "先升后崩", "collapse reward_hacking entropy_collapse kl_drift gradients"),
-    ("Loss or gradient is NaN", "损失或梯度是 NaN", "nan gradients mismatch"),
+    ("Loss or gradient is NaN", "损失或梯度是 NaN", "nan gradients mismatch mask"),
     ("The entropy is near 0", "熵接近 0", "entropy_collapse same_attempts collapse"),
     ("The KL explodes", "KL 爆炸", "kl_drift clip_drift collapse mismatch"),
     ("The reward rises, the answers get worse", "奖励在涨，答案却更差", "reward_hacking grader grader_noise"),
@@ -114,53 +115,43 @@ ZH: dict[str, str] = {
 
 def render() -> str:
     """The English page."""
-    lines = [HEAD, "| symptom | rules, in the order of the walk |", "| --- | --- |", *_symptoms(0)]
-    for stage, question in STAGES.items():
+    lines = [HEAD]
+    for title, _, rules in _symptoms():
         lines += [
+            f"## {title}",
             "",
-            f"## {stage.capitalize()}",
-            "",
-            question,
-            "",
-            "| rule | says | do |",
+            "| cause | what it prints | setting or command |",
             "| --- | --- | --- |",
         ]
         lines += [
-            f"| `{r.name}` | {_words(r.text)} | {_todo(r)} |" for r in RULES if r.stage == stage
+            f"| `{r.name}` | {plain(r.text)} | {f'{plain(r.advice)} `{r.command}`'.strip()} |"
+            for r in rules
         ]
+        lines += [""]
+    lines += ["## The walk", "", "| stage | question | rules |", "| --- | --- | --- |"]
+    for stage, question in STAGES.items():
+        names = dict.fromkeys(f"`{r.name}`" for r in RULES if r.stage == stage)
+        lines += [f"| {stage} | {question} | {', '.join(names)} |"]
     return "\n".join(lines) + "\n"
 
 
 def render_chinese() -> str:
     """The Chinese page."""
-    lines = [
-        ZH_HEAD,
-        "| 症状 | 规则，按检查顺序 |",
-        "| --- | --- |",
-        *_symptoms(1),
-        "",
-        "## 规则",
-        "",
-    ]
-    lines += ["| 规则 | 含义 | 原文 | 命令 |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{r.name}` | {ZH[r.name]} | {_words(r.text)} | `{r.command}` |" for r in RULES]
-    return "\n".join(lines) + "\n"
+    lines = [ZH_HEAD]
+    for _, title, rules in _symptoms():
+        lines += [f"## {title}", "", "| 原因 | 含义 | 原文 | 命令 |", "| --- | --- | --- | --- |"]
+        lines += [f"| `{r.name}` | {ZH[r.name]} | {plain(r.text)} | `{r.command}` |" for r in rules]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _symptoms(language: int) -> list[str]:
-    order = [rule.name for rule in RULES]
-    rows = [(one[language], sorted(one[2].split(), key=order.index)) for one in SYMPTOMS]
-    return [f"| {title} | {', '.join(f'`{name}`' for name in names)} |" for title, names in rows]
-
-
-def _words(text: str) -> str:
-    """A text with … for each value that is filled in."""
-    filled = re.sub(r"\{[^}]*\}", "…", text).replace("{", "").replace("|", "/")
-    return "the finding itself" if filled == "…" else filled
-
-
-def _todo(rule: Rule) -> str:
-    return f"{_words(rule.advice)} `{rule.command}`".strip()
+def _symptoms() -> Iterator[tuple[str, str, list[Rule]]]:
+    """Each symptom in both languages, with its rules in the order of the walk; every rule belongs to one."""
+    rest = {rule.name for rule in RULES}.difference(*(names.split() for _, _, names in SYMPTOMS))
+    if rest:
+        raise ValueError(f"no symptom in SYMPTOMS names the rules {', '.join(sorted(rest))}")
+    for english, chinese, names in SYMPTOMS:
+        yield english, chinese, [rule for rule in RULES if rule.name in names.split()]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from agentrl_cli.chat_session.changes import compare_worlds, read_world
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, as_env_error
 from agentrl_cli.errors import UsageError
 from agentrl_cli.learning.advantages import episode_advantage, grpo
@@ -42,6 +43,8 @@ class Rerun:
     before: ToolResult | None
     """None if the episode ended before an answer was stored."""
     after: ToolResult
+    changed: tuple[str, ...] = ()
+    """Files and tables that the calls of its turn changed, as lines; with the last call of the turn."""
 
     @property
     def same(self) -> bool:
@@ -87,13 +90,16 @@ class ReplayResult(NamedTuple):
     """Sum of the environment's step rewards; None without any."""
 
 
-async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> ReplayResult:
+async def rerun_calls(
+    episode: Episode, env: Env, until: int | None = None, *, changes: bool = False
+) -> ReplayResult:
     """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
 
     Of an episode that branches those of all branches, as they were made; see `chain_to` for those of one.
 
     Tool calls are run; a turn without one is sent to the simulated user or environment. Afterwards the environment is
-    in the state that the conversation left. Raises EnvError.
+    in the state that the conversation left. `changes`: with the files and tables that the calls of each turn change.
+    Raises EnvError.
     """
     out: list[Rerun] = []
     earned: float | None = None
@@ -103,12 +109,16 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
         if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
+            before = await read_world(env) if changes and turn.calls else {}
             step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
             answers = next(
                 (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
             )
             out += _again(turn, step, answers, calls)
+            if changes and turn.calls and out:
+                effects = compare_worlds(before, await read_world(env))
+                out[-1] = replace(out[-1], changed=tuple(effects))
             calls += len(turn.calls)
         said += 1
     return ReplayResult(out, earned)

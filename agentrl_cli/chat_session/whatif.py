@@ -174,7 +174,7 @@ class WhatIf:
         env = await make_env(past.config.rollout, past.pack, Job(past.task, episode.seed), sandbox)
         try:
             await open_world(env, past.task)
-            reruns, earned = await rerun_calls(episode, env)
+            reruns, earned = await rerun_calls(episode, env, changes=True)
             if not self.given.verify:
                 context = reward_context(
                     episode, past.task, env, sandboxed=sandbox is not None, decode=past.decode
@@ -278,14 +278,19 @@ class WhatIf:
 def rerun_object(item: Rerun) -> dict[str, Any]:
     """Return a call that was run again, as JSON."""
     before = item.before
-    return fields_of(item, ("call", "turn", "name", "arguments", "same", "diverged")) | {
-        "before": None if before is None else before.text,
-        "after": item.after.text,
-        "error_before": None if before is None else before.error,
-        "error_after": item.after.error,
-        "diff": item.diff(),
-        "seconds": item.after.seconds,
-    }
+    changed = {"changed": item.changed} if item.changed else {}
+    return (
+        fields_of(item, ("call", "turn", "name", "arguments", "same", "diverged"))
+        | changed
+        | {
+            "before": None if before is None else before.text,
+            "after": item.after.text,
+            "error_before": None if before is None else before.error,
+            "error_after": item.after.error,
+            "diff": item.diff(),
+            "seconds": item.after.seconds,
+        }
+    )
 
 
 def child_object(child: Episode) -> dict[str, Any]:

@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "tools": "List, show and call tools",
         "compare": "Two runs task by task, or a run under other rewards",
         "export": "Episodes as JSONL or HTML, a run as a report",
+        "words": "Explain a word, label, flag or rule of the screens",
     },
     "Manage": {
         "db": "The store: status, backup, prune; rename, delete runs",

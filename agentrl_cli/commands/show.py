@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import JsonOption, echo, echo_json
+from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.errors import NotFound
 from agentrl_cli.reports.export import episode_object
+from agentrl_cli.reports.spans import of_episode, of_step, waterfall_lines
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
 
@@ -27,16 +28,24 @@ def command(
         bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")
     ] = False,
     turn: Annotated[int | None, typer.Option("--turn", help="Only this turn.")] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Where the time goes, and a setting for it.")
+    ] = False,
+    step: Annotated[int | None, typer.Option("--step", help="With --time: a run's step.")] = None,
     json: JsonOption = False,
     *,
     where: RunStoreOptions,
 ) -> None:
     """Print an episode: turns, calls, results, rewards, flags with their evidence; with --tokens every token.
 
-    --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens.
+    --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens;
+    with --time {"title", "seconds", "spans": [{"kind", "start", "seconds", "label", "branch"}], "totals", "advice",
+    "command"}.
     """
     with where.open() as store:
         found = _find(store, name, where.run_id(store))
+        if time or step is not None:
+            return _print_time(store, found, step, json)
         if isinstance(found, str):
             turns = len(store.episodes.get(found).turns)
             if turn is not None and not 0 <= turn < turns:
@@ -55,6 +64,16 @@ def command(
             lines = run_lines(store, found)
         for line in lines:
             echo(line)
+
+
+def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool) -> None:
+    shown = (
+        of_step(store, found, step)
+        if isinstance(found, RunRow)
+        else of_episode(store, store.episodes.get(found))
+    )
+    lines = waterfall_lines(shown, min(console().width, 120))
+    return echo_json(shown.report()) if json else echo("\n".join(lines))
 
 
 def print_episode_json(store: Store, episode_id: str, *, tokens: bool = False) -> None:

@@ -20,6 +20,7 @@ from agentrl_cli.reports.compare import all_evals, flips, series
 from agentrl_cli.reports.diagnosis import conclude
 from agentrl_cli.reports.html import Texts
 from agentrl_cli.reports.read_evidence import read_evidence
+from agentrl_cli.reports.spans import of_step, waterfall_lines
 from agentrl_cli.reports.svg import Curve, chart_svg
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
@@ -77,6 +78,8 @@ class RunReport:
     samples: tuple[Sample, ...]
     settings: tuple[tuple[str, str], ...]
     alerts: tuple[str, ...]
+    time: str
+    """Where the time of the last step goes, as lines; empty if no step has finished."""
 
 
 def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -> RunReport:
@@ -106,6 +109,9 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
         samples=tuple(_samples(store, run, texts, masked)),
         settings=tuple((key, str(value)) for key, value in flat(config).items()),
         alerts=tuple(mask_text(text) if masked else text for text in alerts),
+        time="\n".join(waterfall_lines(of_step(store, run), 96))
+        if "time/step" in (steps or [{}])[-1]
+        else "",
     )
 
 

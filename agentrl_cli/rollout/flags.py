@@ -47,7 +47,11 @@ LOOP_TOKENS = 32
 
 TOOL_FAULTS = {"exception", "timeout", "memory"}
 """Errors of a call that fit its schema: the tool failed, whatever it was asked."""
-_CUT = {Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.TOO_LONG}
+_CUT = {
+    Outcome.TRUNCATED_TOKENS: "it ran out of tokens",
+    Outcome.TRUNCATED_TURNS: "it ran out of turns",
+    Outcome.TOO_LONG: "its prompt does not fit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +132,13 @@ def _loop(episode: Episode) -> Iterator[Flag]:
         same = f"{call.name} {call.raw if call.arguments is None else given}"
         counts[same] += 1
         if counts[same] == LOOP_CALLS or last == (same, result.text):
-            yield Flag("LOOP", f"{counts[same]}× {short(same)}", turn.index)
+            yield Flag("LOOP", f"the same call {counts[same]}×: {short(same)}", turn.index)
         last = (same, result.text)
     for turn in episode.turns:
         if turn.role == "assistant" and turn.end - turn.start >= LOOP_TOKENS:
             length, period = repetition(episode.tokens.ids[turn.start : turn.end])
             if length:
-                yield Flag(
-                    "LOOP", f"the last {length} tokens repeat a piece of {period}", turn.index
-                )
+                yield Flag("LOOP", f"its last {length} tokens repeat the same {period}", turn.index)
 
 
 def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
@@ -154,7 +156,7 @@ def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
 def _check_truncation(episode: Episode) -> Iterator[Flag]:
     if episode.outcome in _CUT:
         yield Flag(
-            "TRUNC", str(episode.outcome), episode.turns[-1].index if episode.turns else None
+            "TRUNC", _CUT[episode.outcome], episode.turns[-1].index if episode.turns else None
         )
     for turn in episode.turns:
         if turn.stop_reason is StopReason.LENGTH:
@@ -173,7 +175,9 @@ def _after_error(episode: Episode) -> Iterator[Flag]:
         elif turn.role == "assistant":
             if failed is not None and not turn.calls:
                 yield Flag(
-                    "AFTERERR", f"answered after {failed.error}: {short(failed.text)}", turn.index
+                    "AFTERERR",
+                    f"it answered although its call failed: {short(failed.text)}",
+                    turn.index,
                 )
             failed = None
 
@@ -227,7 +231,7 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
         _failed_calls,
         "BADARG",
         {"bad_arguments", "unknown_tool"},
-        "{count}×, first {name}: {text}",
+        "{name} was called wrongly {count}×: {text}",
     ),
     "NOTOOL": _no_tool,
     "LOOP": _by_branch(_loop),

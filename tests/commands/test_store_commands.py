@@ -177,7 +177,7 @@ def test_show_an_episode_and_the_tokens_of_one_turn(run: Cli) -> None:
         "← ERROR exception (12 ms, ns)",
         "── turn 2 tool ── 1 tokens   not trained",
         "correct*   0.75       1  0.75  got 54",
-        "! AFTERERR (turn 3): answered after exception: SyntaxError: 4,5",
+        "! AFTERERR (turn 3): it answered although its call failed: SyntaxError: 4,5",
         "group g:",
     ):
         assert text in out, out

@@ -1,4 +1,4 @@
-"""Screens over an invented run with a fixed clock, for the snapshots and the pictures in docs/.
+"""Screens over an invented run with a fixed clock, for the snapshots.
 
 The chat and the what-ifs come from a list of events instead of a child process.
 """
@@ -21,8 +21,6 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.compare.screen import VersusScreen
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.screen import RunsScreen
-from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.types import Episode, Turn
 from tests.helpers import tui_demo as demo
@@ -208,14 +206,3 @@ MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "dialog-filter": (replay, ("f",), "enter: go"),
 }
 """name → (screen, keys, text that marks it as painted)."""
-
-DOCUMENTED: dict[str, tuple[Make, tuple[str, ...], str]] = {
-    "runs": (RunsScreen, (), "took 83 min"),
-    "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
-    "replay": (replay, (), "BADARG: 5 of 8"),
-    "replay-logp": (replay, ("3", "j"), "BADARG: 5 of 8"),
-    "whatif": MORE["whatif"],
-    "chat": MORE["chat"],
-    "chat-ids": MORE["chat-ids"],
-}
-"""Those that docs/make_screens.py draws at 120x40."""

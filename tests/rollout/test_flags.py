@@ -92,15 +92,15 @@ MALFORMED = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
             ),
             "BADARG",
             0,
-            "1×, first calculator: a: expected , got 4,5",
+            "calculator was called wrongly 1×: a: expected , got 4,5",
         ),
         (
             episode(([call()], [ToolResult("?", error="unknown_tool")]), ([call()], [OK])),
             "BADARG",
             0,
-            "1×, first calculator: ?",
+            "calculator was called wrongly 1×: ?",
         ),
-        (CLEAN.with_(outcome=Outcome.TRUNCATED_TURNS), "TRUNC", 2, "truncated_turns"),
+        (CLEAN.with_(outcome=Outcome.TRUNCATED_TURNS), "TRUNC", 2, "it ran out of turns"),
         (
             episode(([call()], [OK]), stop_reason=StopReason.LENGTH),
             "TRUNC",
@@ -187,7 +187,7 @@ def test_branches_are_read_one_by_one() -> None:
     _, flag = find_flags(tree)
     assert flag.turn == 4 and tree.branches == ((0, 1, 2), (0, 3, 4))
     bad = grafted(tree, episode((asked, [ToolResult("?", error="bad_arguments")])), 1)
-    assert find_flags(bad)[1].evidence == "1×, first calculator: ?"
+    assert find_flags(bad)[1].evidence == "calculator was called wrongly 1×: ?"
 
 
 def test_mask_bugs() -> None:

@@ -96,6 +96,19 @@ def replay(db: Path, episode: str = EP) -> AgentApp:
     return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
 
 
+async def test_words_are_explained_in_every_screen(db: Path) -> None:
+    app = replay(db)
+    async with app.run_test(size=SMALL) as pilot:
+        await until_text(pilot, "TURN 2")
+        for screen in (RunsScreen(app.reader), WatchScreen(app.reader, "grpo-07")):
+            await pilot.press("W")
+            assert "above (+) or below" in await until_text(pilot, "On the screens")
+            await pilot.press("escape")
+            await app.push_screen(screen)
+        await pilot.press("W")
+        await until_text(pilot, "On the screens")
+
+
 async def test_marks_are_kept(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     demo.fill(db, steps=2)

@@ -53,7 +53,7 @@ async def until_lines(pilot: Pilot[int], *texts: str) -> None:
 
 async def test_every_size_shows_what_fits_and_what_is_new(db: Path) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_lines(pilot, "worth a look", "does not move: clip 0.031, NO SIGNAL 0.38")
+        await until_lines(pilot, "worth a look", "does not move: CLIPPED 0.031, NO SIGNAL 0.38")
         await until_lines(pilot, "ROLLOUT [", "p pause / resume", "ETA", "LIVE", "tool error")
         for size, texts in (
             ((100, 30), ("grpo-07", "HEALTH", "worth a look")),

@@ -28,7 +28,7 @@ text                  say it as the user (/as-user TEXT too)
 /approve [off]        ask before tools run
 /simulate [on|off]    the simulated user: once, always, never
 /set KEY VALUE        temperature, max_new_tokens, top_p …
-/help  /quit
+/help  /words (F6)  /quit
 While a call waits: y runs it, n refuses, all or none decides the
 rest too, /as-tool TEXT answers it."""
 

@@ -30,8 +30,8 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 
 KEYS = (
-    "enter send  ctrl+j new line  ↑/↓ history  tab complete  F2 tokens F3 mask F4 logp F5 ids"
-    "  ctrl+x stop  /help /quit"
+    "enter send  ctrl+j new line  ↑/↓ past  tab complete  F2 tokens F3 mask F4 logp F5 ids"
+    " F6 words  ctrl+x stop  /help /quit"
 )
 
 
@@ -57,6 +57,7 @@ class ChatScreen(AgentScreen):
             Binding("f5", "side", "exact ids and template"),
             Binding("ctrl+x", "cancel", "stop answering", priority=True),
             Binding("f1", "help", "help"),
+            Binding("f6", "words", "words"),
             Binding("escape", "cancel", show=False),
         ],
     )
@@ -82,6 +83,7 @@ class ChatScreen(AgentScreen):
             **dict.fromkeys(("/quit", "/exit"), self.action_back),
             **{f"/{mode}": partial(self.action_mode, mode) for mode in MODES},
             "/help": self.action_help,
+            "/words": self.action_words,
             "/context": self.action_side,
             "/edit": self._edit_last,
             "/replay": self._save_and_replay,

@@ -17,6 +17,9 @@ from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.registry import resolve
+from agentrl_cli.reports.legend import LEGEND, legend_lines
+from agentrl_cli.reports.spans import Waterfall, waterfall_lines
+from agentrl_cli.store import Store
 from agentrl_cli.tui.common.dialogs import Choose, Dialog, Help, Prompt
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
@@ -34,6 +37,8 @@ SCREENS: dict[str, str] = {
     "whatif": "agentrl_cli.tui.whatif.screen:WhatIfScreen",
 }
 """Name to the module and class of a screen, each imported when it is first opened, so that each can open any other."""
+WORDS_WIDTH = 62
+"""Columns of the window that explains words: it fits 80."""
 SECRET = (
     "This holds what looks like a secret. Write the picture?",
     "A picture masks nothing; JSON lines and HTML pages do.",
@@ -151,6 +156,18 @@ class AgentScreen(Screen[None]):
     def action_help(self) -> None:
         """Shows the keys."""
         self.app.push_screen(Help(self.HELP_TITLE, self.HELP_TEXT))
+
+    def action_words(self) -> None:
+        """Explains the words of the screens."""
+        self.app.push_screen(Help("words", "\n".join(legend_lines(LEGEND, WORDS_WIDTH)), what=""))
+
+    @work(group="time", exit_on_error=False)
+    async def show_time(self, read: Callable[[Store], Waterfall]) -> None:
+        """Shows where the time of an episode or a step goes."""
+        lines = waterfall_lines(
+            await self.reader.call(read), max(self.size.width * 9 // 10 - 10, 40)
+        )
+        self.app.push_screen(Help("where the time goes", "\n".join(lines), what=""))
 
     def action_back(self) -> None:
         """Returns to the screen below; from the first screen, leaves the application."""

@@ -68,6 +68,7 @@ def own_keys() -> Mapping[str, str]:
 
 CLOSING = (
     Binding("question_mark", "help", "keys"),
+    Binding("W", "words", "words"),
     Binding("q", "back", "back"),
     Binding("escape", "leave", show=False),
 )

@@ -221,7 +221,7 @@ LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (
         Layer("push", "push", _PUSH, _push,
-              "weight × (1 − p): what the step moved this token's logit by"),
+              "how far the step moved this token: weight × (1 − p)"),
         Layer("advantage", "advantage", _SIGNED[:6],
               lambda tokens, signals, scale: _classify_by_sign(tokens, signals, lambda found: found.advantage),
               "the advantage: GRPO gives one to a whole episode"),

@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.common.episode_view import EpisodeView
-from agentrl_cli.tui.common.layers import reference_kl
+from agentrl_cli.tui.common.layers import LAYERS, PUSH_STEPS, reference_kl
 from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, wrap
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.types import Float32, Origin
@@ -94,10 +94,18 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
             if array is not None and np.isfinite(array[token])
         ]
         if math.isfinite(push := float(signals.push[token])):
-            scale = view.push_scale
-            shown = f"{num(push / scale)} × top 5 %" if scale else num(push, "+.4g")
-            out.append(("push", shown))
+            out.append(("push", _push_words(view, token, push)))
     return [*out, ("trained", _disposition(view, token))]
+
+
+def _push_words(view: EpisodeView, token: int, push: float) -> str:
+    """Return `up, 3 of 7` by the token's glyph in the layer, with the multiple of the scale beyond the last step."""
+    step = int(view.classes(LAYERS["push"])[token]) - 2
+    if step < 0 or step >= 2 * PUSH_STEPS:
+        return "hardly moved" if step < 0 else "none: clipped"
+    size, many = step % PUSH_STEPS + 1, abs(push) / view.push_scale
+    more = f" ({many:.1f}×)" if many >= 1.05 else ""
+    return f"{'up' if push > 0 else 'down'}, {size} of {PUSH_STEPS}{more}"
 
 
 def _disposition(view: EpisodeView, token: int) -> str:

@@ -125,8 +125,8 @@ def turn_lines(
             kind += (" !call" if bad else " +tool") * bool(turn.calls) + " ERR" * failed
             kind = before[turn.index] + kind
         sampled = "trained" if view.episode.fact == "trained" else "sampled"
-        mask = sampled if block.role == "assistant" else "masked"
-        mask = mask if width >= 27 else {"masked": ".", "trained": "T", "sampled": "s"}[mask]
+        mask = sampled if block.role == "assistant" else "context"
+        mask = mask if width >= 27 else {"context": ".", "trained": "T", "sampled": "s"}[mask]
         row = f"{'>' if here else ' '}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"
         off = "dim strike" if block.number in hidden else FAINT * (block.role != "assistant")
         lines.append(Text(row[:width], HERE if here else off, no_wrap=True))

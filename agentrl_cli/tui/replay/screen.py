@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -12,6 +13,7 @@ from textual.app import ComposeResult
 from textual.events import Resize
 from textual.widgets import Static
 
+from agentrl_cli.reports.spans import of_episode
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
 from agentrl_cli.tui.common.episode_list import Browse, filter_form
@@ -33,7 +35,7 @@ from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
     "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  0-9 layer  / find  . again  ' flagged\n"
-    "? all  q back  M read  f filter  R what if  c chat  e export  [ ] step  V checkpoints  t tag  m note  x same flag"
+    "? all  W words  q back  M read  f filter  R what if  c chat  e export  [ ] step  V checkpoints  t tag  m note"
 )
 KEYS_SMALL = "j/k turn ←/→ token h/l sibling 0-9 layer tab pane / find ? keys q back"
 
@@ -58,6 +60,8 @@ P    other colours                space  fold the turn
 B    the next branch alone, after the last all of them
 M    read: messages, Markdown rendered, long JSON folded
 I    the images, large; o there opens the file
+W    the words of this screen, explained
+T    where its time goes
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
@@ -114,6 +118,7 @@ BINDINGS: list[BindingType] = [
     Binding("M", "read", "read as messages"),
     Binding("I", "images", "images"),
     Binding("P", "palette", "colours"),
+    Binding("T", "time", "where its time goes"),
     Binding("tab", "pane", "pane", show=False),
     *CLOSING,
 ]
@@ -295,6 +300,10 @@ class ReplayScreen(AgentScreen):
     def action_chat(self) -> None:
         if self.view is not None and self.view.blocks:
             menus.open_chat(self, self.view, self.panes.tokens.cursor)
+
+    def action_time(self) -> None:
+        if self.view is not None:
+            self.show_time(partial(of_episode, episode=self.view.episode))
 
     def action_images(self) -> None:
         menus.show_images(self, self.view, self.panes.tokens.cursor)

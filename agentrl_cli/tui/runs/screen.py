@@ -46,7 +46,7 @@ c            checkpoints       m    another name
 space        mark              C    compare the marked run with this one (metrics, evaluations, flipped tasks)
 /            only runs whose name, model or pack holds this text
 D            delete, with its episodes, checkpoints and logs; asks first
-r            read again        q    quit
+r            read again        q    quit        W    words, explained
 """
 EMPTY = """\
 No runs yet. In another terminal, or after q:
@@ -74,6 +74,7 @@ BINDINGS: list[BindingType] = with_ids(
         Binding("D", "delete", "delete"),
         Binding("r", "reload", "read again"),
         Binding("question_mark", "help", "keys"),
+        Binding("W", "words", "words"),
         Binding("q", "back", "quit"),
         Binding("escape", "leave", show=False),
     ],

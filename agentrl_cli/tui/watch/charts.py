@@ -176,8 +176,10 @@ def overview_charts(data: RunData, width: int, height: int, look: Look) -> list[
     names = [name for name in (*names[:1], EVAL, *names[1:]) if _points(data, name)]
     flat = [name for name in names if not _moves(data, name)]
     names = [name for name in names if name not in flat]
+    titles = [name.removeprefix("rewards/").removesuffix("/mean") for name in flat]
     still = [
-        f"{panels.TITLES.get(name, name)} {short(_points(data, name)[-1][1])}" for name in flat
+        f"{panels.TITLES.get(title, title)} {short(_points(data, name)[-1][1])}"
+        for name, title in zip(flat, titles, strict=True)
     ]
     if not data.has_reference and "kl" not in names and data.steps:
         still.insert(0, "KL no reference model")

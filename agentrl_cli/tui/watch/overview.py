@@ -34,7 +34,7 @@ Row = tuple[Text, int | None]
 """A line, and the place of the cursor that it is: running episodes, then notable ones, then alerts."""
 SMALL = ("reward", "loss", "entropy", "zero_std", "tool_errors", "kl")
 """The curves of a small terminal."""
-PHASES = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}
+PHASES = {"processing_tools": "tool", "generating": "model", "interacting": "user"}
 STRIP = 3
 """Lines of log under the overview."""
 ABOUT = {

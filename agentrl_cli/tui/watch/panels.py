@@ -28,6 +28,8 @@ TITLES = {
     "kl": "KL",
     "grad_norm": "GRAD NORM",
     "length": "TOKENS/EP",
+    "clip": "CLIPPED",
+    "cut": "CUT OFF",
     "all_solved": "ALL SOLVED",
     "all_failed": "ALL FAILED",
 }

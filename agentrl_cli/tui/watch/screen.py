@@ -19,6 +19,7 @@ from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
 from agentrl_cli.reports.run_load import load, newer
+from agentrl_cli.reports.spans import of_step
 from agentrl_cli.store.display import mask_text
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
@@ -43,7 +44,7 @@ WORKERS = "workers"
 """A tab more, on w, for runs whose episodes workers make."""
 KEYS = (
     "1-9 tab  ↑/↓ choose  enter open  space freeze  f filter  y log axis  z zoom  [ ] range  r smooth  C compare run\n"
-    "p pause  k checkpoint  E evaluate  + - rate  S set  X stop (all ask first)  x flagged  d health  ? keys  q detach"
+    "p pause  k checkpoint  E evaluate  + - rate  S set  X stop (ask)  x flagged  d health  ? keys  W words  q detach"
 )
 KEYS_SMALL = "1-9 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  q detach"
 HELP = """\
@@ -60,6 +61,7 @@ C            other trainings' curves, up to four, under these; a chosen one agai
 f            charts: which metrics; log: which lines; episodes: which ones (o sorts them)
 y z [ ] r    charts: log axis, zoom to the last steps, earlier or later steps, means of 5 and 20
 s e          this screen as SVG; every metric as a CSV file
+W            the words of the screens, explained            T       where the time of the last step goes
 q            detach: the training goes on; `agentrl watch` attaches again
 ctrl+c       asks: detach, stop after this step, stop now
 
@@ -106,6 +108,8 @@ BINDINGS: list[BindingType] = with_ids(
         Binding("d", "tab('health')", "health", show=False),
         Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
         Binding("question_mark", "help", "keys"),
+        Binding("W", "words", "words", show=False),
+        Binding("T", "time", "where the last step's time goes", show=False),
         Binding("q", "detach", "detach"),
         Binding("escape", "leave", show=False),
     ],
@@ -317,6 +321,10 @@ class WatchScreen(ControlScreen):
         texts = repr((shown, self.recent.tools))
         secret = mask_text(texts) != texts
         self.save_picture(Path(f"watch-{self.run}.svg"), f"agentrl watch {self.run}", secret=secret)
+
+    def action_time(self) -> None:
+        if self.data is not None:
+            self.show_time(partial(of_step, run=self.data.run, step=self.data.step))
 
     def action_export(self) -> None:
         """Writes every metric of every step as CSV."""

@@ -94,6 +94,8 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     lines = [Text(clip(" ".join(head.split()), max(room, 20)), no_wrap=True)]
     lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
     lines[0].append(f"  {event['seconds'] * 1000:.0f} ms", FAINT)
+    effects = event.get("changed") or ()
+    lines += [Text(clip(f"    {text}", width), FAINT, no_wrap=True) for text in effects]
     if event["same"]:
         return lines
     if event["error_before"] != event["error_after"]:
