@@ -25,7 +25,7 @@ from learning import ROOT, agentrl, machine  # type: ignore[import-not-found]
 from agentrl_cli.config import load_config
 from agentrl_cli.store import Store
 
-PACKS = {"search-task": 16, "sql-task": 16, "code-task": 30}
+PACKS = {"search-task": 16, "sql-task": 32, "code-task": 30}
 """Steps of a training: a clean one still rises, so that one which no longer learns is not saved."""
 SHORT = ["train.eval.every=8", "train.eval.samples=1"]
 KINDS = ("clean", "high", "healed")
@@ -64,8 +64,8 @@ def train(project: Path, pack: str, kind: str, seed: int) -> str:
         words = ["--seed", str(seed), "--steps", str(PACKS[pack]), "--lr", f"{lr:g}"]
         words += [word for setting in SHORT for word in ("--set", setting)]
         agentrl("train", *words, *["--heal"] * (kind == "healed"), cwd=project)
-    elif runs[0].status != "finished":
-        agentrl("train", "--resume", runs[0].name, cwd=project)
+    elif runs[0].status != "finished" or runs[0].step < PACKS[pack]:
+        agentrl("train", "--resume", runs[0].name, "--steps", str(PACKS[pack]), cwd=project)
     with Store.open(db, readonly=True) as store:
         return next(run.name for run in store.runs.all() if run.kind == "train")
 

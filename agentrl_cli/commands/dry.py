@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,14 @@ class PlanOptions:
         bool,
         typer.Option("--fit", help="Change what does not fit into memory, and print the changes."),
     ] = False
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            help="Choose steps, batch, lengths, evaluations and lr for 5m, 1h or 8h, by a short probe.",
+        ),
+    ] = None
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -66,6 +75,7 @@ class PlanOptions:
     def require_consistent(self, *, resumes: bool) -> None:
         """Raise UsageError for options that exclude each other."""
         given = {"--preset": self.preset, "--fit": self.fit, "--gpu-memory": self.gpu_memory}
+        given["--budget"] = self.budget
         name = next((name for name, value in given.items() if value), "")
         if resumes and name:
             raise UsageError(
@@ -114,6 +124,19 @@ class PlanOptions:
                 hint="To make it fit: " + "; ".join(planned.advice()),
             )
         return dataclasses.replace(context, config=before.replace(**vars(found)))
+
+    def make_budget(self, context: Context) -> tuple[Context, dict[str, Any]]:
+        """Return the context with settings for the time of --budget, printed, and the record of the choice."""
+        with data_stdout():
+            from agentrl_cli.commands.budget import describe_budget, parse_time, plan_budget
+
+            seconds = parse_time(self.budget or "")
+            narrate(f"{'budget':9}  {self.budget}: a probe of this machine, model and task …")
+            given = (context.config, context.sources, context.project, seconds)
+            config, record = asyncio.run(plan_budget(*given))
+        for line in describe_budget(record):
+            narrate(line)
+        return dataclasses.replace(context, config=config), record
 
 
 def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
     from agentrl_cli.store import RunRow
 
+Record = Mapping[str, Any]
 INTERRUPTED = ("interrupted", "stopped at once")
 """Errors of a run that Ctrl-C stopped: after its step, and within it."""
 
@@ -107,18 +108,20 @@ def command(
     logs = context.db.parent / "logs"
     if any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins")):
         return  # this process was part of a training that another process led, which has ended
-    apart = process.watch or process.detach
+    apart, record = process.watch or process.detach, dict[str, Any]()
     with hold_training(context.db, process.resume, here=not (planned.dry_run or apart)) as run:
         if run is not None:
             context = _resume_context(context, run, work, flags)
-        elif planned.fit and not apart:  # the process that trains chooses
-            context = planned.make_fit(context)
+        elif not apart:  # the process that trains chooses
+            context = planned.make_fit(context) if planned.fit else context
+            if planned.budget:
+                context, record = planned.make_budget(context)
         if planned.dry_run:
             print_plan(context, planned, as_json=process.as_json)
         elif apart:
             _train_apart(context, run, process)
         else:
-            _train_here(context, run, process, accept=planned.accept)
+            _train_here(context, run, process, planned.accept, record)
 
 
 def _resume_context(
@@ -140,15 +143,15 @@ def _resume_context(
 
 
 def _train_here(
-    context: Context, resumed: RunRow | None, process: ProcessOptions, *, accept: bool
+    context: Context, resumed: RunRow | None, process: ProcessOptions, accept: bool, record: Record
 ) -> None:
-    """Train in this process, with a line or a bar for each step, and report the result."""
+    """Train in this process, with a line or a bar for each step, and report the result. `record`: its budget's."""
     from agentrl_cli.store import Store
     from agentrl_cli.trainer.resume import restart_after_gpu_fault
 
     begun: list[str] = []  # the run's id, once it has a row
 
-    begin = partial(_begin, context, resumed, process.run_id or "", begun)
+    begin = partial(_begin, context, resumed, process.run_id or "", begun, record)
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
         if process.as_json:
@@ -210,10 +213,16 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     with Store.open(context.db, readonly=True) as store:
         evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
+        budget = store.journal.newest_event(run.id, "budget")
     for sentence in conclude(evidence):
         narrate(sentence)
     if alerts:
         narrate(f"Alerts: {', '.join(alerts)}")
+    if budget and run.status == "finished":
+        took = budget["spent"] + run.ended - run.started
+        narrate(
+            f"Budget {budget['seconds']:.0f} s, expected {budget['expected']:.0f} s, took {took:.0f} s"
+        )
     if run.status == "stopped":
         narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
         if run.error in INTERRUPTED and not watched:
@@ -227,7 +236,12 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
 
 
 def _begin(
-    context: Context, resumed: RunRow | None, id: str, begun: list[str], runtime: Runtime
+    context: Context,
+    resumed: RunRow | None,
+    id: str,
+    begun: list[str],
+    record: Record,
+    runtime: Runtime,
 ) -> RunRow:
     """Return the row of the training, note its id, and print its model, sandbox and store."""
     from agentrl_cli.policies.protocols import require_trainable
@@ -241,6 +255,8 @@ def _begin(
         else reopen_run(runtime.store, resumed.id, config, narrate)
     )
     begun.append(run.id)
+    if record:
+        runtime.store.journal.add_event(run.id, "budget", dict(record))
     warn_unsafe(runtime.sandbox)
     engine = require_trainable(runtime.loaded.policy).describe()
     level = runtime.sandbox.level if runtime.sandbox is not None else "not needed"

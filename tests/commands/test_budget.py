@@ -1,0 +1,104 @@
+"""Settings for a time: hand-computed choices, what the user set is kept, and the record in the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands.budget import choose, describe_budget, parse_time, set_by_user
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.errors import UsageError
+from agentrl_cli.store import Store
+from tests.helpers.train import spawn, write_project
+from tests.trainer.test_resume import only_run
+
+FOUND = {
+    "tasks": 4, "step": 2.0, "attempt": 0.02, "opening": 10.0, "solved": 0.4, "equal": 0.2, "cut": 0.0,
+    "longest": 30, "moved": 0.05,
+}  # fmt: skip
+
+
+def test_times() -> None:
+    assert [parse_time(x) for x in ("90s", "5m", "1.5h", "1h30m", "45")] == [
+        90,
+        300,
+        5400,
+        5400,
+        45,
+    ]
+    for wrong in ("5x", "soon", "-5m", "0m", "5 m m", ""):
+        with pytest.raises(UsageError, match="not a time"):
+            parse_time(wrong)
+
+
+def pick(left: float, own: set[str] | None = None, **found: float) -> tuple[Config, dict[str, Any]]:
+    rollout = {"group_size": 8, "prompts_per_step": 8, "max_new_tokens": 40}
+    config = Config.model_validate({"rollout": rollout, "train": {"steps": 200, "lr": 0.001}})
+    return choose(config, {**FOUND, **found}, left, own or set())
+
+
+def test_steps_and_evaluations_fill_the_time() -> None:
+    """A short time, 140 s: six evaluations of 80 attempts take 9.6 s, and 65 steps of 2 s 130: one every 13 steps."""
+    config, record = pick(150)
+    train = config.train
+    assert (train.steps, train.eval.every, train.eval.samples, train.heal) == (65, 13, 2, True)
+    assert config.rollout.prompts_per_step == 4 and train.lr == 0.0018, "(200 / 65) ** 0.5 = 1.754"
+    assert record["expected"] == pytest.approx(130 + 6 * 1.6 + 10)
+    assert record["changed"]["train.steps"] == [200, 65] and record["kept"] == []
+    assert pick(60)[0].train.lr == 0.002, "twice at most"
+    longer, _ = pick(290)  # 67 steps of 4 s are over a fifth of 200
+    assert (longer.train.steps, longer.rollout.prompts_per_step, longer.train.lr) == (65, 8, 0.001)
+    assert pick(30)[0].train.eval.samples == 1, "two evaluations of 1.6 s are over 15 % of 20 s"
+    with pytest.raises(UsageError, match="Not one step fits: it takes 2 s"):
+        pick(11)
+
+
+def test_groups_lengths_and_rate_follow_the_probe() -> None:
+    assert pick(150, equal=0.6)[0].rollout.prompts_per_step == 5, "two of 5 groups differ"
+    hard = pick(290, equal=0.9, solved=0.1)[0].rollout
+    assert (hard.prompts_per_step, hard.group_size) == (8, 16)
+    assert pick(290, cut=0.5, longest=39)[0].rollout.max_new_tokens == 80
+    assert pick(290, cut=0.5, longest=20)[0].rollout.max_new_tokens == 40, "solved turns are short"
+    assert pick(290, moved=0.6)[0].train.lr == 0.0005
+    assert pick(290, moved=0.0006)[0].train.lr == 0.01
+    assert pick(290, moved=0.0006, equal=1.0)[0].train.lr == 0.001, "nothing was trained"
+
+
+def test_what_the_user_set_stays(tmp_path: Path) -> None:
+    own = {"train.lr", "train.steps", "rollout.prompts_per_step"}  # six evaluations in 200 steps
+    config, record = pick(150, own, moved=0.6)
+    assert (config.train.lr, config.train.steps, config.rollout.prompts_per_step) == (0.001, 200, 8)
+    assert sorted(record["kept"]) == sorted(own) and config.train.eval.every == 40
+    said = describe_budget(record | {"seconds": 300})
+    assert "kept as they are set: rollout.prompts_per_step, train.lr, train.steps" in said[1]
+    (tmp_path / "task.yaml").write_text("name: p\ndefaults:\n  train: {lr: 0.01, steps: 9}\n")
+    file = tmp_path / "agentrl.yaml"
+    file.write_text("task: {packs: [.]}\ntrain: {lr: 0.01, steps: 8}\n")
+    given = load_config([file], ["rollout.group_size=8"], base=tmp_path)
+    assert set_by_user(*given, tmp_path) == {"train.steps", "rollout.group_size"}
+
+
+def test_the_choice_is_printed_stored_and_left_alone_by_a_resume(
+    tmp_path: Path, model: Path
+) -> None:
+    project = write_project(tmp_path / "project", model, rollout={"max_new_tokens": 1})
+    code, said = spawn(project, "train", "--budget", "10m", "--steps", "2", "--json")
+    assert code == 0, said
+    lines = [line.split()[0] for line in said.splitlines() if line.strip()]
+    assert [one for one in lines if one in ("budget", "found", "chosen", "time")] == [
+        "budget", "found", "chosen", "time",
+    ]  # fmt: skip
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run, before = only_run(store), json.dumps(only_run(store).config)
+        record = store.journal.newest_event(run.id, "budget")
+    assert record is not None and (run.step, record["seconds"]) == (2, 600)
+    assert "train.steps" in record["kept"] and run.config["train"]["heal"] is True
+    code, said = spawn(project, "train", "--resume", "last", "--budget", "10m")
+    assert code == 2 and "--budget is for a new run" in said
+    assert spawn(project, "train", "--resume", "last", "--steps", "3")[0] == 0
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        after = json.dumps(only_run(store).config).replace('"steps": 3', '"steps": 2')
+        assert only_run(store).step == 3 and after == before
