@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
     "watch": ("agentrl watch", "agentrl watch RUN --plain"),
-    "why": ("agentrl why", "agentrl why RUN --json", "agentrl why worst"),
+    "why": ("agentrl why", "agentrl why RUN --json", "agentrl why EPISODE@t2.31"),
     "words": ("agentrl words", "agentrl words NOTOOL"),
     "replay": ("agentrl replay best", "agentrl replay last --plain"),
     "ls": (

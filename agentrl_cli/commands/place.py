@@ -32,3 +32,12 @@ def find_db(
         init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
         raise NotFound(f"No store at {path}.", hint=init + makes)
     return path.absolute()
+
+
+def place_in(name: str) -> tuple[int, int] | None:
+    """Return (turn, token) of a link `agentrl:EPISODE@t2.31`; None without a place."""
+    _, _, spot = name.partition("@t")
+    turn, _, token = spot.partition(".")
+    if not turn.isdigit():
+        return None
+    return int(turn), int(token) if token.isdigit() else 0

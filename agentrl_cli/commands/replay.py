@@ -19,6 +19,7 @@ from agentrl_cli.commands.common import (
     narrate,
 )
 from agentrl_cli.commands.options import RunStoreOptions
+from agentrl_cli.commands.place import place_in
 from agentrl_cli.commands.show import print_episode_json
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store import Store
@@ -129,9 +130,8 @@ def command(
             return _print(store, found, shown)
         if shown.svg is not None and shown.mask and found is not None:
             _require_no_secret(store, found)
-    _open(
-        where.find(), found, (listed.filter, listed.sort, run_id), _place(episode or ""), shown.svg
-    )
+    browse = listed.filter, listed.sort, run_id
+    _open(where.find(), found, browse, place_in(episode or ""), shown.svg)
 
 
 def _first_of(store: Store, run_id: str | None, listed: ListOptions) -> str:
@@ -232,12 +232,3 @@ def _rerun(where: RunStoreOptions, episode: str, again: RerunOptions, *, as_json
     )
     narrate(f"{diverged} of {ran} calls diverged" if diverged else same)
     return 1 if diverged else 0
-
-
-def _place(name: str) -> tuple[int, int] | None:
-    """Return (turn, token) of a link `agentrl:EPISODE@t2.31`; None without a place."""
-    _, _, spot = name.partition("@t")
-    turn, _, token = spot.partition(".")
-    if not turn.isdigit():
-        return None
-    return int(turn), int(token) if token.isdigit() else 0

@@ -10,7 +10,11 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json
 from agentrl_cli.commands.options import StoreOptions
+from agentrl_cli.commands.place import place_in
 from agentrl_cli.errors import NotFound
+from agentrl_cli.paths import find_project
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.reports import diagnosis
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.rollout.flags import find_flags
@@ -22,7 +26,7 @@ def command(
         str,
         typer.Argument(
             metavar="run",
-            help="A training (default: the newest one), or an episode (id, best, worst).",
+            help="A training (default: the newest), an episode, or a token of it.",
             autocompletion=completion.episodes_and_runs,
         ),
     ] = "last",
@@ -33,21 +37,24 @@ def command(
     """Say why a training does not learn: a walk from the chat template to the evaluations, to the first fault.
 
     The fault comes with its number, an episode that proves it, and a command that changes it. An episode's reasons
-    are its flags with their evidence. docs/troubleshooting.md lists every rule.
+    are its flags; docs/troubleshooting.md lists every rule. A token's (EPISODE@t2.31) are its probability at each
+    checkpoint, and the groups that raised it most.
 
     JSON: {"run", "summary", "healed": [{"step", "rule", "key", "from", "to", "back"}], "finding": {"name", "stage",
     "level", "value", "threshold", "text", "advice", "command", "episode", "line"} or null, "next", "stages": [the same
-    for each stage of the walk]}; of an episode {"episode", "outcome", "reasons": [{"name", "evidence", "turn"}]}
+    for each stage of the walk]}; of an episode {"episode", "outcome", "reasons": [{"name", "evidence", "turn"}]}; of a
+    token {"episode", "turn", "token", "text", "probabilities", "start", "end", "groups": [{…}], "lost", "command"}
     """
     with where.open() as store:
+        if (place := place_in(name)) is not None:
+            return _explain_token(store, store.episodes.resolve(name), place, json, where)
         try:
             run = store.runs.training(name)
         except NotFound as nothing:
             try:
-                episode = store.episodes.resolve(name)
+                return _explain_episode(store, store.episodes.resolve(name), json)
             except NotFound:
                 raise nothing from None
-            return _explain_episode(store, episode, json)
         evidence = read_evidence(store, run)
     found = diagnosis.diagnose(evidence)
     cause, summary = diagnosis.first_fault(found), diagnosis.summarise(evidence)
@@ -64,6 +71,16 @@ def command(
         echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
     else:
         echo(f"No fault was found. {following}".rstrip())
+
+
+def _explain_token(
+    store: Store, id: str, place: tuple[int, int], json: bool, where: StoreOptions
+) -> None:
+    if "token" not in offers("explanations"):
+        raise NotFound("No plugin explains tokens.", hint="The plugin taught, which ships, does.")
+    base = find_project(override=where.project) or where.find().parent.parent
+    lines, report = resolve("explanations", {}, "token")(store, id, place, base)
+    return echo_json(report) if json else echo("\n".join(lines))
 
 
 def _explain_episode(store: Store, id: str, json: bool) -> None:

@@ -192,6 +192,11 @@ class SkipConfig(Group):
         default=True,
         description="episodes whose turn structure drifted: they end there; false keeps and trains them",
     )
+    groups: list[Annotated[str, Field(pattern=r"^\d{6}-\d{3}$")]] = Field(
+        default_factory=list,
+        description="these groups, e.g. [000012-003]: a training is repeated without those that"
+        " `agentrl why EPISODE@t2.31` names",
+    )
 
 
 class LengthPenaltyConfig(Group):

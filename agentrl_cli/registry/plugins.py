@@ -45,6 +45,8 @@ imports nothing of agentrl, which is being imported. The kinds:
                 model, got and converted first, or None if the name is not of its kind
     writers     name of a setting of `flags` for merge to a function (folder of the merged model, its value) that
                 writes the model in another form into the folder and returns the file
+    explanations  `token` to a function (store, episode id, (turn, token), project folder) that returns the lines
+                and the JSON of `agentrl why EPISODE@t2.31`
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -76,6 +78,7 @@ PLUGINS: dict[str, str] = {
     "ray": "agentrl_cli.plugins.ray:OFFERS",
     "ranks": "agentrl_cli.plugins.ranks:OFFERS",
     "reasoning_gym": "agentrl_cli.plugins.reasoning_gym:OFFERS",
+    "taught": "agentrl_cli.plugins.taught:OFFERS",
     "tau2": "agentrl_cli.plugins.tau2:OFFERS",
     "textarena": "agentrl_cli.plugins.textarena:OFFERS",
     "textworld": "agentrl_cli.plugins.textworld:OFFERS",

@@ -144,7 +144,8 @@ class Collector:
         self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()
     ) -> dict[str, Fact]:
         """Return the fact of each episode by its id; `stale` are the ids of episodes that are too old."""
-        return decide(
+        left_out = self.config.algo.skip.groups
+        facts = decide(
             groups,
             drift=self.rollout.drift,
             train_drifted=not self.config.algo.skip.drift,
@@ -154,6 +155,8 @@ class Collector:
             stale=stale,
             vocabulary=self.vocabulary,
         )
+        out = [e.id for group in groups for e in group if e.group_id in left_out]
+        return facts | dict.fromkeys(out, Fact.SKIPPED_LEFT_OUT)
 
     def _has_signal(self, group: Sequence[Episode]) -> bool:
         facts = self.dispositions([group])

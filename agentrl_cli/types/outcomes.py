@@ -82,6 +82,7 @@ class Fact(StrEnum):
     SKIPPED_STALE = "skipped:unused: its weights are too old"
     SKIPPED_CHANGED = "skipped:unused: a row, the code or the tokenizer changed before a resume"
     SKIPPED_BASELINE = "skipped:unused: a greedy attempt to compare with"
+    SKIPPED_LEFT_OUT = "skipped:unused: its group is left out (algo.skip.groups)"
 
     @property
     def kind(self) -> str:

@@ -21,7 +21,7 @@ ORDER = (
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}
 MAY_BE_HEAVY = (
-    *("policies/load", "models/", "inference/"),
+    *("policies/load", "models/", "inference/", "plugins/taught/weights"),
     *(
         "learning/packing",
         "learning/compute",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -62,6 +64,7 @@ M    read: messages, Markdown rendered, long JSON folded
 I    the images, large; o there opens the file
 W    the words of this screen, explained
 T    where its time goes
+w    who taught the model this token
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
@@ -119,6 +122,7 @@ BINDINGS: list[BindingType] = [
     Binding("I", "images", "images"),
     Binding("P", "palette", "colours"),
     Binding("T", "time", "where its time goes"),
+    Binding("w", "taught", "who taught this token"),
     Binding("tab", "pane", "pane", show=False),
     *CLOSING,
 ]
@@ -304,6 +308,23 @@ class ReplayScreen(AgentScreen):
     def action_time(self) -> None:
         if self.view is not None:
             self.show_time(partial(of_episode, episode=self.view.episode))
+
+    @work(exclusive=True, group="taught", exit_on_error=False)
+    async def action_taught(self) -> None:
+        """Shows who taught the token at the cursor; another process loads the model."""
+        if self.place is None:
+            return
+        link = f"{self.episode_id}@t{self.place[0]}.{self.place[1]}"
+        self.notify("asking every checkpoint; this may take a minute", timeout=8)
+        words = ["-m", "agentrl_cli", "why", link, "--db", str(self.reader.path)]
+        child = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=-1, stderr=-1)
+        try:
+            found, problem = await child.communicate()
+        finally:
+            if child.returncode is None:
+                child.kill()
+        text = (problem if child.returncode else found).decode("utf-8", "replace")
+        self.app.push_screen(Help("who taught this token", text.strip(), what=""))
 
     def action_images(self) -> None:
         menus.show_images(self, self.view, self.panes.tokens.cursor)

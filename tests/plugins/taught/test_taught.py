@@ -1,0 +1,115 @@
+"""Who taught a token, in a real training of the bundled model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.commands import main
+from agentrl_cli.learning.forward import logprobs
+from agentrl_cli.learning.packing import pack
+from agentrl_cli.plugins.taught.trace import read_step, teachers, token_segment
+from agentrl_cli.plugins.taught.weights import RunWeights
+from agentrl_cli.store import Store
+from agentrl_cli.types import Origin
+
+REWARD = """
+
+import zlib
+
+
+def tests(episode, ctx):
+    return float(zlib.crc32(episode.tokens.ids.tobytes()) % 2)
+
+
+REWARDS = {"tests": tests}
+"""
+SETS = ("rollout.group_size=4", "rollout.prompts_per_step=2", "rollout.max_turns=1", "rollout.max_new_tokens=24",
+        "train.eval=0", "train.save=1", "train.schedule.warmup_steps=0", "train.lr=0.001")  # fmt: skip
+
+
+def train(*more: str) -> int:
+    return main(
+        ["train", "--steps", "2", *(word for one in (*SETS, *more) for word in ("--set", one))]
+    )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("taught") / "p"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder.parent)
+        assert main(["init", "code-task", "p", "--yes"]) == 0
+        patch.chdir(folder)
+        task, settings = folder / "task.py", folder / "task.yaml"
+        task.write_text(task.read_text() + REWARD)
+        lines = settings.read_text().splitlines(keepends=True)
+        settings.write_text("".join(one for one in lines if "weight: 0.1" not in one))
+        assert train() == 0
+    return folder
+
+
+def sampled(project: Path) -> tuple[str, int]:
+    """An episode of the last step and its assistant turn."""
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        row = store.episodes.rows(store.episodes.ids("step:2 kind:train fact:trained", "time"))[0]
+        return row.id, store.episodes.get(row.id).turns[-1].index
+
+
+def test_two_forwards_measure_the_dot_product_of_both_gradients(project: Path) -> None:
+    id, turn = sampled(project)
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = store.runs.training("last")
+        weights = RunWeights(store, run, project)
+        table, lost = read_step(store, run, 1)
+        assert table is not None and lost == 0
+        segment = token_segment(store.episodes.get(id), turn, 0)
+        weights.put(1)
+        toward = weights.direction(segment, 1)
+        unit = torch.cat([one.flatten() for one in toward.change]) * toward.unit
+        bundles = [n for n, one in enumerate(table.bundles) if one]
+        out = logprobs(weights.model, pack(table.segments(bundles)), temperature=1.0).logp
+        rows = np.concatenate([table.rows([m]) for b in bundles for m in table.bundles[b]])
+        loss = (out * torch.tensor(table.columns.advantage[rows], dtype=out.dtype)).sum()
+        grads = torch.autograd.grad(loss, weights.trained, allow_unused=True)
+        flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten()
+                          for g, p in zip(grads, weights.trained, strict=True)])  # fmt: skip
+        (slope,) = weights.slopes([table], toward)
+        groups = list(teachers(table, slope))
+    assert sum(one.raised for one in groups) == pytest.approx(float(flat @ unit), rel=0.02)
+    assert len({one.group for one in groups}) == len(groups)
+
+
+def test_the_command_names_groups_and_a_training_leaves_them_out(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    id, turn = sampled(project)
+    capsys.readouterr()
+    assert main(["why", f"{id}@t{turn}.0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["probabilities"]) == ["0", "1", "2"] and found["lost"] == 0
+    assert all(0 < p < 1 for p in found["probabilities"].values())
+    assert main(["why", f"{id}@t{turn}.0"]) == 0
+    text = capsys.readouterr().out
+    assert "base" in text and (found["command"] in text or "never rose" in text)
+    assert main(["why", f"{id}@t0.0"]) == 2 and "did not sample" in capsys.readouterr().err
+    assert main(["why", f"{id}@t{turn}.999"]) == 2 and "no token 999" in capsys.readouterr().err
+    group = found["groups"][0]["group"]
+    assert train(f"algo.skip.groups=[{group}]") == 0
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        ids = store.episodes.ids("fact:skipped:unused", "time", store.runs.training("last").id)
+        assert {row.group_id for row in store.episodes.rows(ids)} == {group}
+
+
+def test_a_segment_ends_at_its_turn_and_trains_one_token(project: Path) -> None:
+    id, turn = sampled(project)
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        episode = store.episodes.get(id)
+    segment, own = token_segment(episode, turn, 1), episode.turns[turn]
+    assert len(segment.ids) == own.end and segment.trained.sum() == 1
+    assert segment.trained[own.start + 1] and episode.tokens.origin[own.start + 1] == Origin.MODEL
