@@ -24,7 +24,7 @@ TRAIN: dict[str, Any] = {
     "rollout": {"concurrency": 3},
     "train": {
         "steps": STEPS,
-        "save": 2,
+        "save_every": 2,
         "eval": {"every": 2, "tasks": 2, "samples": 1},
         "lr": 1e-2,
     },

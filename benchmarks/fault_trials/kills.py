@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl_cli.store import Store
 from benchmarks.fault_trials.commands import MODES, Command, differences, ending, project_of, run
+from benchmarks.fault_trials.lost_workers import kill_workers
 from tests.helpers.train import write_model
 
 ONE_SHOT = {
@@ -33,13 +34,17 @@ ONE_SHOT = {
     "eval": ("eval", "--checkpoint", "last", "-k", "2", "--limit", "6"),
 }
 """Commands on a finished training that are not resumed: killed, they are run again from the start."""
+WORKERS = ("processes", "ray")
+"""Trainings whose workers are killed, not they themselves; ray needs the extra ray."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--only", choices=[*MODES, *ONE_SHOT], help="One kind of command, killed --kills times."
+        "--only",
+        choices=[*MODES, *ONE_SHOT, *WORKERS],
+        help="One kind of command, killed --kills times.",
     )
 
 
@@ -48,11 +53,13 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     rng = random.Random(args.seed)
     model = write_model(work / "model")
     table: dict[str, Any] = {}
-    kinds = [args.only] if args.only else [*MODES, *ONE_SHOT]
+    kinds = [args.only] if args.only else [*MODES, *ONE_SHOT, *WORKERS]
     share = -(-args.kills // len(kinds))
     for kind in kinds:
         if kind in MODES:
             table[kind] = _kill_trainings(rng, work / kind, model, kind, share)
+        elif kind in WORKERS:
+            table[kind] = kill_workers(rng, work / kind, model, kind, share)
         else:
             table[kind] = _kill_commands(
                 rng, _trained(work, model), work / kind, ONE_SHOT[kind], share

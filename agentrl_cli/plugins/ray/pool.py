@@ -79,12 +79,15 @@ class WorkerPool:
     # --- opened and closed -------------------------------------------------------------------------------------------
 
     async def open(self, version: str) -> None:
-        """Start all workers, with weights that are called `version`. Raises the first one's refusal."""
+        """Start all workers, with weights that are called `version`. Raises the first one's refusal.
+
+        A worker that is lost meanwhile (killed for memory, a node that goes) is started once more.
+        """
         self.version = version
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in self.workers:
-                    group.create_task(self._admit(worker))
+                    group.create_task(self._begin(worker))
         except BaseExceptionGroup as problems:
             raise problems.exceptions[0] from problems
         self._tasks = [asyncio.ensure_future(self._replace(worker)) for worker in self.workers]
@@ -228,6 +231,13 @@ class WorkerPool:
         return total
 
     # --- workers -----------------------------------------------------------------------------------------------------
+
+    async def _begin(self, worker: RemoteWorker) -> None:
+        try:
+            await self._admit(worker)
+        except WorkerLost as error:
+            _LOG.warning(f"{error.message} It is started once more.")
+            await self._admit(worker)
 
     async def _admit(self, worker: RemoteWorker) -> None:
         """Start a worker, and let it take jobs once it has the newest weights."""

@@ -33,7 +33,7 @@ from agentrl_cli.plugins.ray.ray_actors import (
     resources_of,
 )
 from agentrl_cli.plugins.ray.relay import Delivery, Message, Relay
-from agentrl_cli.plugins.ray.remote import RemoteWorker
+from agentrl_cli.plugins.ray.remote import RemoteWorker, WorkerLost
 from agentrl_cli.plugins.ray.service import Call, Hello, Setup, plain_error
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
@@ -265,6 +265,28 @@ class Slow(ScriptedLink):
         if call[1] == "load":
             await self.go.wait()
         await super().send(call)
+
+
+async def test_a_worker_that_is_lost_while_the_run_starts_is_started_once_more(
+    tmp_path: Path,
+) -> None:
+    play = copy_of(await an_episode())
+    deaths = iter([True])
+
+    class Dying(ScriptedLink):
+        async def send(self, call: Call) -> None:
+            if call[1] == "load" and next(deaths, False):
+                self._die()
+            await super().send(call)
+
+    with Store.open(tmp_path / "s.db") as store:
+        pool = pool_of([play], store)
+        pool.workers[0].make_link = lambda: Dying(play)
+        (found,) = await run(store, pool, [Job(TASK, 7)])
+        deaths = iter([True, True])
+        with pytest.raises(WorkerLost, match="it died"):
+            await run(store, pool, [Job(TASK, 8)])
+    assert found.outcome is Outcome.SOLVED
 
 
 async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(
