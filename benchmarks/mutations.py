@@ -63,27 +63,27 @@ MUTATIONS = (
     ),
     Mutation(
         "inference: every token of a turn uses the same random number",
-        "return self.uniforms[len(self.out)]",
-        "return self.uniforms[0]",
+        "r.uniforms[len(r.out) + n] for r, n in given",
+        "r.uniforms[0] for r, n in given",
         "inference/test_sampler.py inference/test_policy.py",
     ),
     Mutation(
         "agents: tools are ignored when a message tree is searched",
         "at = self._roots.get(tools_key(tools)) or Node(tuple(tools))",
         "at = next(iter(self._roots.values()), None) or Node(tuple(tools))",
-        "agents/test_tree.py",
+        "agents/test_session.py",
     ),
     Mutation(
         "agents: a turn that the client wrote is trained",
         "tokens = Tokens.from_ids(written, [int(Origin.FORCED)] * len(written))",
         "tokens = Tokens.from_ids(written, [int(Origin.MODEL)] * len(written))",
-        "agents/test_tree.py agents/test_session.py",
+        "agents/test_session.py",
     ),
     Mutation(
         "agents: another reasoning counts as the same turn",
         "if said and said.strip() != self.reasoning.strip():",
         "if said and False:",
-        "agents/test_tree.py agents/test_session.py",
+        "agents/test_session.py",
     ),
     Mutation(
         "agents: a second equal request gets the first one's answer",
@@ -111,8 +111,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning: RLOO without n / (n − 1)",
-        "n / np.maximum(n - 1, 1), 0.0) * (r - group_mean(r, x.groups))",
-        "1.0, 0.0) * (r - group_mean(r, x.groups))",
+        "n / np.maximum(n - 1, 1), 0.0) * (r - total / n)",
+        "1.0, 0.0) * (r - total / n)",
         "learning/test_advantages.py",
     ),
     Mutation(

@@ -288,7 +288,7 @@ KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
         np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64)
     ),
 }
-"""learning.kl.KL without torch: this command needs none."""
+"""learning.objective.KL without torch: this command needs none."""
 
 
 def summary(found: Sequence[Change]) -> dict[str, Any]:
