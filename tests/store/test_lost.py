@@ -37,7 +37,7 @@ def replace():
 def delete():
     from agentrl_cli.commands import main
 
-    assert os.system(f"{os.sys.executable} -m agentrl_cli runs delete last --force --yes > deleted.txt 2>&1") == 0
+    assert os.system(f"'{os.sys.executable}' -m agentrl_cli runs delete last --force --yes > deleted.txt 2>&1") == 0
 
 
 def damage():

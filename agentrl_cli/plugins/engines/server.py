@@ -28,7 +28,7 @@ from agentrl_cli.paths import cache_dir
 from agentrl_cli.plugins.engines.settings import EngineConfig
 from agentrl_cli.policies.remote.http import Unreachable
 
-KEY = "AGENTRL_ENGINE_KEY"
+KEY = "_AGENTRL_ENGINE_KEY"
 """Environment variable with the server's key, which worker processes inherit."""
 STARTING = 900.0
 """Seconds that a server may take to load its model."""
@@ -231,7 +231,7 @@ async def run_server(
             hint = "--port chooses another one."
             raise EnvironmentProblem(f"Port {port}: {error.strerror}.", hint=hint) from error
         port = int(free.getsockname()[1])
-    os.environ[KEY] = key = os.environ.get(KEY) or secrets.token_urlsafe(24)
+    key = os.environ.get(KEY) or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port}"
     given = {
@@ -242,11 +242,15 @@ async def run_server(
     }
     meant = config.replace(remote=given)
     server = Server(meant, command_of(config, env, folder, port), _variables(config, key), url, log)
+    first = KEY not in os.environ
+    os.environ[KEY] = key
     try:
         await server.open()
         yield server
     finally:
         await server.close()
+        if first:
+            del os.environ[KEY]
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from agentrl_cli.policies.remote.wires import VLLM
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
-PROGRAM = f"""#!{sys.executable}
+PROGRAM = f"""#!/usr/bin/env -S "{sys.executable}"
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -74,7 +74,8 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
             and not config.remote.url
         )
         given = ask(remote.address)
-    argv, key = given["argv"], os.environ.pop(KEY)
+        key = os.environ[KEY]
+    argv = given["argv"]
     assert (
         argv[:2] == ["serve", str(tmp_path / "model")] and key == given["key"] and key not in argv
     )
@@ -113,7 +114,7 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
         ):
             await policy.endpoint.post("/models", {})
         await policy.close()
-    os.environ.pop(KEY, None)
+    assert KEY not in os.environ
 
 
 def test_an_environment_is_tried_before_it_is_used(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises((ConfigError, EnvironmentProblem), match=match):
             async with run_server(config, tmp_path, tmp_path / "log"):
                 pass
-    os.environ.pop(KEY, None)
+    assert KEY not in os.environ
 
 
 async def test_the_server_sleeps_while_the_run_trains(
