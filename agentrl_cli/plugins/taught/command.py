@@ -44,7 +44,8 @@ def explain(
 
 def repeat(found: Trace) -> str:
     """Return the command that trains without the groups named."""
-    return f"agentrl train --set algo.skip.groups=[{','.join(one.group for one in found.groups[:SHOWN])}]"
+    left_out = ",".join(one.group for one in found.groups[:SHOWN])
+    return " ".join(["agentrl train", "--set", f"algo.skip.groups=[{left_out}]"])
 
 
 def words(found: Trace, text: str, link: str) -> list[str]:
