@@ -1,0 +1,211 @@
+"""What can be certified: a model in this process, a GGUF file under llama.cpp, an OpenAI-compatible address.
+
+Each tells its tokens of a raw text, its rendering of a conversation, and log-probabilities of given tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.errors import ModelError
+from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
+from agentrl_cli.policies.remote.http import ServerError
+from agentrl_cli.policies.remote.text import OpenAIPolicy
+from agentrl_cli.types import Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
+
+if TYPE_CHECKING:
+    from agentrl_cli.policies.load import Loaded
+
+
+class LlamaPolicy:
+    """A GGUF file through llama-cpp-python (`remote: {backend: llama_cpp, model: FILE}`), one turn after the other."""
+
+    name = "llama_cpp"
+    untrainable = "llama.cpp samples from a file, which is not trained. Use a local model"
+
+    def __init__(self, source: PolicySource) -> None:
+        """Load the file that `remote.model` names. Raises ModelError."""
+        import llama_cpp
+
+        path, self._one = Path(source.config.remote.model).expanduser(), asyncio.Lock()
+        self.context_length = min(source.context_length, source.config.rollout.max_tokens)
+        self.weights_version = path.name
+        try:
+            self.llama: Any = llama_cpp.Llama(
+                str(path), n_ctx=self.context_length, logits_all=True, verbose=False
+            )
+        except ValueError as error:
+            raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
+
+    async def generate(
+        self,
+        key: str,
+        ids: Sequence[int] | Int32,
+        sampling: Sampling,
+        *,
+        group: str = "",
+        on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
+    ) -> Generation:
+        """Return one turn; its log-probabilities are NaN."""
+        async with self._one:
+            out = await asyncio.to_thread(self._turn, [int(id_) for id_ in ids], sampling)
+        for id_ in out if on_token is not None else ():
+            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
+        reason = StopReason.STOP if out and out[-1] in sampling.stop_ids else StopReason.LENGTH
+        version, unknown = self.weights_version, [float("nan")] * len(out)
+        return generation(out, reason, weights_version=version, logps=unknown)
+
+    def _turn(self, ids: list[int], sampling: Sampling) -> list[int]:
+        self.llama.set_seed(sampling.seed % 2**31)
+        out: list[int] = []
+        for id_ in self.llama.generate(
+            ids,
+            temp=sampling.temperature,
+            top_k=sampling.top_k if sampling.temperature else 1,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repeat_penalty=sampling.repetition_penalty,
+        ):
+            out.append(int(id_))
+            full = len(out) >= min(sampling.max_new_tokens, self.context_length - len(ids))
+            if full or id_ in sampling.stop_ids:
+                break
+        return out
+
+    async def release(self, key: str) -> None:
+        """Do nothing: no episode has a cache of its own."""
+
+    async def close(self) -> None:
+        self.llama.close()
+
+
+class Here:
+    """A model in this process, with its own tokenizer and template."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded, self.chat = loaded, loaded.chat
+        self.backend = tokenizers.Tokenizer.from_str(loaded.chat.tokenizer.json)
+
+    async def encode(self, text: str) -> list[int] | int | None:
+        """Return the ids of a raw text with what a program puts before them; their number; None: not known."""
+        return list(self.backend.encode(text).ids)
+
+    async def prompt(self, messages: list[Message], tools: list[ToolSchema]) -> str | int | None:
+        """Return a conversation and a generation prompt as text; its number of tokens; None: not known."""
+        ids = self.chat.rendered_ids(messages, tools or None, add_generation_prompt=True)
+        return self.chat.decode(ids)
+
+    async def score(self, ids: Sequence[int], places: Sequence[int]) -> Float32:
+        """Return the log-probabilities of the tokens at some places; NaN: not known."""
+        return log_probabilities(self.loaded.model, ids, places)
+
+
+class Gguf(Here):
+    """A GGUF file under llama.cpp, with the template in the file."""
+
+    def __init__(self, loaded: Loaded, llama: Any) -> None:
+        super().__init__(loaded)
+        self.llama, own = llama, copy.copy(loaded.chat.tokenizer)
+        own.chat_template, own.tool_template = llama.metadata.get("tokenizer.chat_template"), None
+        self.chat = Chat(own, "auto", append_only=True)
+
+    async def encode(self, text: str) -> list[int] | int | None:
+        return list(self.llama.tokenize(text.encode(), add_bos=True, special=True))
+
+    async def score(self, ids: Sequence[int], places: Sequence[int]) -> Float32:
+        self.llama.reset()
+        self.llama.eval(list(ids))
+        return _picked(self.llama.scores[np.array(places) - 1], ids, places)
+
+
+class Address(Here):
+    """A model behind an OpenAI-compatible address: its numbers of tokens, and the likeliest next ones."""
+
+    def __init__(self, loaded: Loaded, policy: OpenAIPolicy) -> None:
+        super().__init__(loaded)
+        self.policy = policy
+
+    async def encode(self, text: str) -> list[int] | int | None:
+        return _count(await self._ask("/completions", prompt=text))
+
+    async def prompt(self, messages: list[Message], tools: list[ToolSchema]) -> str | int | None:
+        if any(message.get("tool_calls") for message in messages):
+            return None  # a server may write their arguments in another order
+        more = {"tools": tools} if tools else {}
+        return _count(await self._ask("/chat/completions", messages=messages, **more))
+
+    async def score(self, ids: Sequence[int], places: Sequence[int]) -> Float32:
+        found = []
+        for place in places:
+            # ids go to the servers that take them (vLLM, llama-server), and a text to others
+            for prompt in (list(ids[:place]), self.chat.decode(ids[:place])):
+                answer = await self._ask(
+                    "/completions", prompt=prompt, logprobs=20, cache_prompt=True
+                )
+                if top := _likeliest(answer):
+                    break
+            found.append(top.get(ids[place], top.get(self.chat.decode([ids[place]]), np.nan)))
+        return np.array(found, np.float32)
+
+    async def _ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """Return the answer; empty where the address has no such path. Raises PolicyError if it cannot be reached."""
+        asked = {"model": self.policy.model, "max_tokens": 1, "temperature": 0, **body}
+        try:
+            return dict(await self.policy.endpoint.post(path, asked))
+        except ServerError:
+            return {}
+
+
+def _count(answer: dict[str, Any]) -> int | None:
+    count: int | None = (answer.get("usage") or {}).get("prompt_tokens")
+    return count
+
+
+def _likeliest(answer: dict[str, Any]) -> dict[Any, float]:
+    """Return text, and id where the server sends it, to log-probability of the likeliest first tokens."""
+    try:
+        listed = answer["choices"][0]["logprobs"]
+        if (
+            "content" not in listed
+        ):  # of OpenAI's completions; the others are of its chat completions
+            return dict(listed["top_logprobs"][0])
+        tops = listed["content"][0]["top_logprobs"]
+        return {name: one["logprob"] for one in tops for name in (one["token"], one.get("id"))}
+    except (LookupError, TypeError):
+        return {}
+
+
+def _picked(logits: Any, ids: Sequence[int], places: Sequence[int]) -> Float32:
+    import torch
+
+    given = torch.as_tensor(logits).float().log_softmax(-1).cpu()
+    wanted = torch.tensor([[ids[place]] for place in places])
+    found: Float32 = given.gather(1, wanted)[:, 0].numpy()
+    return found
+
+
+def log_probabilities(model: Any, ids: Sequence[int], places: Sequence[int]) -> Float32:
+    """Return the log-probabilities of the tokens at some places under a causal LM, each given all before it."""
+    import torch
+
+    given = torch.tensor([ids], device=next(model.parameters()).device)
+    with torch.no_grad():
+        logits = model(input_ids=given, use_cache=False).logits[0]
+    return _picked(logits[[place - 1 for place in places]], ids, places)
+
+
+def subject_of(loaded: Loaded) -> Here:
+    """Return a loaded target as what it is."""
+    if isinstance(loaded.policy, LlamaPolicy):
+        return Gguf(loaded, loaded.policy.llama)
+    policy = loaded.policy
+    return Address(loaded, policy) if isinstance(policy, OpenAIPolicy) else Here(loaded)
