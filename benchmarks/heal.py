@@ -112,7 +112,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     shown = ", ".join(
         f"{pack} {fmean(found):.3f} ({len(found)} seeds)" for pack, found in means.items() if found
     )
-    text = f"{saved} of {count} healed runs reach {SHARE:.0%} of the clean mean: {shown}; without --heal {high}."
+    text = f"{saved} of {count} healed runs reach {SHARE:.0%} of the clean mean: {shown}."
+    if tried := sum(one["kind"] == "high" for one in results):
+        text += f" Without --heal {high} of {tried} do."
     return "\n".join([*lines, "", text])
 
 
