@@ -162,7 +162,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 TEACHERS = {f"advantage.{key}" for key in ("teacher", "hint", "server_model", "api_key_env")}
 """Which teacher there is, and what it sees: tests/learning/test_distill.py."""
 ELSEWHERE = {
-    *("skip", "skip.zero_variance", "skip.overlong", "skip.void", "skip.drift"),
+    *("skip", "skip.zero_variance", "skip.overlong", "skip.void", "skip.drift", "skip.groups"),
     *("length_penalty", "length_penalty.overlong", "length_penalty.buffer"),
 }
 """Keys that decide what is trained on and what it is worth, before any of this."""

@@ -55,7 +55,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
     if found.wrong:
         warn(
             f"llama.cpp cuts texts differently from this tokenizer: of {len(found.wrong)} probe texts it makes other"
-            f" tokens, of {found.wrong[0][:40]!r} for one. `agentrl certify` shows its cost."
+            f" tokens, of {found.wrong[0][:40]!r} for one. `agentrl certify RUN@best {folder}` shows its cost."
         )
     path = folder / f"{folder.resolve().name}-{kind}.gguf"
     beside = path.with_name(f".{path.name}.partial")
