@@ -221,12 +221,13 @@ class Episodes(Part):
         return str(row[0]) if row else ""
 
     def resolve(self, name: str, run: str | None = None) -> str:
-        """Return the episode id for `last`, `best`, `worst`, an id, a unique prefix of one or a link
+        """Return the episode id for `last`, `best`, `worst`, an id or a unique prefix of one, also in a link
         `agentrl:ID@t2.31`.
 
         Raises NotFound naming the nearest.
         """
         scope, params = ("run_id=?", [run]) if run else ("1", [])
+        name = name.removeprefix("agentrl:").split("@")[0].lower()
         if name == "best":  # the most pushed of the trained and solved ones with large advantages
             rows = self.file.select(
                 f"SELECT id FROM episodes WHERE {scope} AND fact=? AND outcome=?"
@@ -243,13 +244,12 @@ class Episodes(Part):
                 f"No {name} episode yet in {self.file.path}.",
                 hint="`agentrl rollout` makes some.",
             )
-        wanted = name.removeprefix("agentrl:").split("@")[0].lower()
         found = self.file.select(
-            "SELECT id FROM episodes WHERE id>=? AND id<? LIMIT 2", (wanted, wanted + "\U0010ffff")
+            "SELECT id FROM episodes WHERE id>=? AND id<? LIMIT 2", (name, name + "\U0010ffff")
         )
-        if wanted and found and (len(found) == 1 or found[0][0] == wanted):
+        if name and found and (len(found) == 1 or found[0][0] == name):
             return str(found[0][0])
-        raise _no_episode(self.file, wanted, several=len(found) > 1)
+        raise _no_episode(self.file, name, several=len(found) > 1)
 
 
 def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:

@@ -463,6 +463,7 @@ def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_
         tried("failed", 9.0, 0.1, outcome=Outcome.FAILED)
         tried("skipped", 9.0, 0.1, fact="skipped:no_signal: all rewards of the group are equal")
         assert store.episodes.resolve("best") == "pushed"
+        assert store.episodes.resolve("best@t1.0") == "pushed"
         assert store.signals.push_scale(None) == pytest.approx(
             9.0 * 0.9, rel=0.2
         )  # the failed one trained too
