@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from agentrl_cli.errors import StoreError
+from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store import Store
 from benchmarks.fault_trials.commands import (
     MODES,
@@ -85,7 +85,7 @@ def _steps(project: Path) -> int:
     try:
         with Store.open(db, readonly=True) as store:
             return sum(len(store.runs.steps(row.id)) for row in store.runs.all())
-    except StoreError:  # it is being made
+    except (NotFound, StoreError):  # it is being made
         return 0
 
 
@@ -140,7 +140,7 @@ def ray_cluster(rng: random.Random) -> Iterator[tuple[dict[str, Any], Strike]]:
         if strikes % 3:
             return _kill_one(rng, actors(node))
         nodes.remove(node)
-        cluster.remove_node(node, allow_graceful=False)
+        cluster.remove_node(node)
         nodes.append(cluster.add_node(**NODE))
         return True
 
