@@ -39,6 +39,9 @@ TRICKS = {
         "{definitions}"
     ),
 }
+WRITTEN = {"new", "text", "content"}
+"""Arguments by which a tool's call writes into a file."""
+CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,8 @@ def attacks(pack: Pack, target: Target, targets: Sequence[Target]) -> Iterator[A
         text = code.replace("{definitions}", _definitions(target))
         yield Attack(f"code that {name}", (f"```python\n{text}\n```",))
         yield Attack(f"code that {name}", (text,))
+    if (edited := leave_early(target.texts)) != target.texts:
+        yield Attack("an edit that leaves before the tests run", (*edited[:-1], EMPTY))
     calls = [_call(tool, arguments) for tool in pack.tools for arguments in tool.examples[:1]]
     if calls:
         yield Attack("calls without an answer", (*calls * 3, EMPTY))
@@ -254,6 +259,20 @@ def _reshape(target: Target, word: str) -> str | None:
         if isinstance(value, (str, int, float)) and str(value).strip() and str(value) in last:
             return last.replace(str(value), word)
     return None
+
+
+def leave_early(texts: Sequence[str]) -> list[str]:
+    """Return the solution's turns with a line that exits, as deep, in place of each text that a call writes."""
+
+    def leave(found: re.Match[str]) -> str:
+        call = json.loads(found[1])
+        for name in WRITTEN & call["arguments"].keys():
+            value = str(call["arguments"][name])
+            depth = value[: len(value) - len(value.lstrip())]
+            call["arguments"][name] = f"{depth}__import__('os')._exit(0)"
+        return found[0].replace(found[1], json.dumps(call))
+
+    return [CALL.sub(leave, text) for text in texts]
 
 
 def _definitions(target: Target) -> str:

@@ -1,4 +1,4 @@
-"""A test script decides: `tests/test.sh` of a task runs in the episode's folder and writes the reward, as Harbor's do.
+"""Reward by a test script: `tests/test.sh` of a task runs in the episode's folder and writes the reward.
 
 A row has `tests` (path to text, under `tests/`), perhaps `root`, the folder that its scripts call by an absolute path,
 and `timeout` in seconds. The scripts come into the sandbox after the episode has ended.
@@ -11,14 +11,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl_cli.errors import SandboxFault, UsageError
+from agentrl_cli.errors import EnvError, SandboxFault, UsageError
+from agentrl_cli.sandbox import Status
 
-HIDDEN = ".harbor"
-"""Folder for what Harbor mounts at /tests and /logs."""
+HIDDEN = ".verifier"
+"""Folder with the scripts' /tests and /logs."""
 
 
 async def passes(episode: Any, ctx: Any) -> Any:
-    """Return the number that the script writes to /logs/verifier/reward.txt, or the first of reward.json; else 0."""
+    """Return the number that the script writes to /logs/verifier/reward.txt, or the first of reward.json.
+
+    0 if a limit ended it. Raises EnvError if it ended by itself without a number: nothing was graded.
+    """
     session, row = await ctx.session(), ctx.task.data
     made = await session.bash(f"rm -rf {HIDDEN}; mkdir -p {HIDDEN}/logs/verifier; pwd")
     root = made.stdout.strip()
@@ -29,26 +33,33 @@ async def passes(episode: Any, ctx: Any) -> Any:
     if result.infrastructure:
         raise SandboxFault(f"The sandbox failed: {result.status}.")
     last = (result.text().strip().splitlines() or [""])[-1][:200]
-    return ctx.part(await _written(session), last)
+    written = await _written(session)
+    if written is None and result.status in (Status.OK, Status.EXIT):
+        raise EnvError(
+            f"tests/test.sh wrote no number to /logs/verifier/reward.txt or reward.json. Its last line: {last}",
+            hint="Let it write 0 for what is not solved: without a number an episode is masked.",
+        )
+    return ctx.part(written or 0.0, last)
 
 
 def placed(text: str, root: str, old: str = "") -> str:
-    """Return a script with Harbor's absolute folders, and `old`, in the folder `root`."""
+    """Return a script with the folders /tests and /logs, and `old`, in the folder `root`."""
     text = re.sub(r"(?<![\w./])/(logs|tests)\b", rf"{root}/{HIDDEN}/\1", text)
     return re.sub(rf"(?<![\w./]){re.escape(old)}\b", root, text) if old.strip("/") else text
 
 
-async def _written(session: Any) -> float:
+async def _written(session: Any) -> float | None:
     for name, read in (("reward.txt", float), ("reward.json", _first)):
         try:
             return float(read((await session.read(f"{HIDDEN}/logs/verifier/{name}")).decode()))
-        except (UsageError, ValueError):  # not there, or not a number
+        except (UsageError, ValueError, TypeError, IndexError):  # not there, or not a number
             continue
-    return 0.0
+    return None
 
 
 def _first(text: str) -> float:
-    return float(next(iter(json.loads(text).values()), 0.0))
+    values = list(dict(json.loads(text)).values())
+    return float(values[0])
 
 
 def solve(row: Mapping[str, Any]) -> list[dict[str, Any]]:

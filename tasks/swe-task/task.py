@@ -29,7 +29,7 @@ WORDS = (
     "quarry",
     "station",
 )
-SHOWN = """\
+CASE = """\
 import unittest
 
 from {package}.{module} import {name}
@@ -41,7 +41,14 @@ class Test(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+"""
+SHOWN = f"{CASE}    unittest.main()\n"
+HIDDEN = f"""\
+import sys
+
+sys.path.insert(0, "/app")
+{CASE}    if unittest.main(exit=False).result.wasSuccessful():
+        print("{{word}}")
 """
 USER = """\
 from {package}.{module} import {name}
@@ -53,8 +60,10 @@ def run(*given):
 SCRIPT = """\
 #!/bin/bash
 cd /app
-if python3 /tests/test_hidden.py; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+said=$(python3 /tests/test_hidden.py | tail -n 1)
+if [ "$said" = {word} ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
+# An exit status would be the repository's to choose: code under test can leave with 0. It does not know the word.
 TOML = 'version = "1.0"\n\n[metadata]\ncategory = "{}"\n\n[verifier]\ntimeout_sec = 20.0\n'
 PROMPT = (
     "`python -m unittest` in this repository fails. Find the bug in the package {package} and repair it. "
@@ -144,7 +153,7 @@ def _row(rng: random.Random, family: str) -> Row:
         "tests/__init__.py": "",
         f"tests/test_{module}.py": SHOWN.format(test=shown.format(name=name), **names),
     }
-    check = SHOWN.format(test=hidden.format(name=name), **names)
+    word = f"{rng.getrandbits(64):016x}"
     setup = f"import os\nfor path, text in {files!r}.items():\n"
     setup += "    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n    open(path, 'w').write(text)\n"
     edit = f"import pathlib; p = pathlib.Path('{package}/{module}.py'); "
@@ -159,8 +168,8 @@ def _row(rng: random.Random, family: str) -> Row:
         "wrong": wrong,
         "right": right,
         "tests": {
-            "test.sh": SCRIPT,
-            "test_hidden.py": f'import sys\n\nsys.path.insert(0, "/app")\n{check}',
+            "test.sh": SCRIPT.format(word=word),
+            "test_hidden.py": HIDDEN.format(test=hidden.format(name=name), word=word, **names),
         },
         "root": "/app",
         "timeout": 20.0,

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
-from agentrl_cli.evaluate.pack_check import check_pack
+from agentrl_cli.evaluate.grader_attacks import leave_early
+from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
 from agentrl_cli.paths import find_pack
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import load_pack
+from agentrl_cli.types import Outcome
 
 DOCKERFILE = (
     "FROM ubuntu:24.04\nWORKDIR /srv\nCOPY notes.txt /srv/data/notes.txt\nRUN mkdir -p out\n"
 )
 SCRIPT = "mkdir -p /srv/out\ntr a-z A-Z < /srv/data/notes.txt > /srv/out/big.txt\n"
-TEST = "grep -q HELLO /srv/out/big.txt && echo '{\"reward\": 1.0}' > /logs/verifier/reward.json\ncat /tests/say\n"
+TEST = """\
+reward=0.0
+grep -q HELLO /srv/out/big.txt && reward=1.0
+echo "{\\"reward\\": $reward}" > /logs/verifier/reward.json
+cat /tests/say
+"""
 
 
 def written(folder: Path, dockerfile: str) -> None:
@@ -62,6 +70,37 @@ def test_what_is_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "one" / "tests" / "test.sh").unlink()
     assert main([*given, f"harbor:{tmp_path / 'one'}"]) == 2
     assert "has no tests/test.sh" in capsys.readouterr().err
+
+
+async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero() -> None:
+    """An exit status alone would be paid for; a script without a number masks, one that a limit ends is 0."""
+    pack = load_pack(find_pack("swe-task"))
+    task = pack.tasks("train")[0]
+    chat = byte_chat(task)
+    said = [one for one in pack.solution(task) if one["role"] == "assistant"]
+    (*edited, _) = leave_early([chat.assistant_text(one, pack.schemas) for one in said])
+    scripts = {
+        "by the word": task.data["tests"]["test.sh"],
+        "by exit status": "python3 /tests/test_hidden.py && echo 1 > /logs/verifier/reward.txt\n",
+        "nothing": "echo pytest: command not found\n",
+        "a limit": "sleep 60\n",
+    }
+    found = {}
+    async with await Sandbox.open(Config().sandbox) as sandbox:
+        for name, script in scripts.items():
+            tests = {**task.data["tests"], "test.sh": script}
+            limit = 0.5 if name == "a limit" else 60.0
+            row = replace(task, data={**task.data, "tests": tests, "timeout": limit})
+            episode = await play_texts(pack, row, chat, [*edited, "Done."], sandbox)
+            found[name] = (episode.reward, episode.outcome)
+            if name == "nothing":
+                assert "wrote no number" in (episode.error or ""), episode.error
+    assert found == {
+        "by the word": (0.0, Outcome.FAILED),
+        "by exit status": (1.0, Outcome.SOLVED),
+        "nothing": (None, Outcome.ENV_ERROR),
+        "a limit": (0.0, Outcome.FAILED),
+    }
 
 
 def test_rows_of_swe_task_are_those_of_its_generator() -> None:
