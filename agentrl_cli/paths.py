@@ -45,7 +45,7 @@ def models_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of what can be fetched or made again: environments, converted models."""
+    """Return the folder of files that can be fetched or made again: environments, converted models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 

@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learning import ROOT, agentrl, machine  # type: ignore[import-not-found]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import RunRow, Store  # noqa: E402  # works without an installation
+from benchmarks.learning import agentrl, machine  # noqa: E402
 
 PACKS = ("calc-task", "search-task", "code-task", "sql-task", "echo-task")
 ENOUGH = 0.95

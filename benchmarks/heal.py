@@ -20,10 +20,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from learning import ROOT, agentrl, machine  # type: ignore[import-not-found]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.config import load_config
-from agentrl_cli.store import Store
+from agentrl_cli.config import load_config  # noqa: E402  # works without an installation
+from agentrl_cli.store import Store  # noqa: E402
+from benchmarks.learning import agentrl, machine  # noqa: E402
 
 PACKS = {"search-task": 16, "sql-task": 32, "code-task": 30}
 """Steps of a training: a clean one still rises, so that one which no longer learns is not saved."""

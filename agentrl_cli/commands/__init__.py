@@ -1,7 +1,7 @@
 """The command `agentrl`: a table of commands that are imported only when they run, and the one error boundary.
 
 To add a command: one file here, named as it is, with a Typer-annotated function `command` (or a Typer object `app` for
-one with subcommands), and one line in COMMANDS. Commands parse, call and print; what they call stands below them.
+one with subcommands), and one line in COMMANDS. Commands parse, call and print; functions below them do the rest.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The probe is a training of a few steps in a store of its own, which is deleted: its speed, its groups, its turns and how
 far it moved choose the settings. Nothing is cut off by a clock afterwards: a run has the steps that were chosen, also
-after a resume. What the user set is kept.
+after a resume. The user's own settings are kept.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def set_by_user(config: Config, sources: Sources, base: Path) -> set[str]:
 
 
 async def probe(config: Config, base: Path) -> dict[str, float]:
-    """Return what a few steps show: seconds, shares, tokens and nats. Hooks and loggers are left out.
+    """Return the findings of a few steps: seconds, shares, tokens and nats. Hooks and loggers are left out.
 
     Raises KeyboardInterrupt if Ctrl-C ended it.
     """
@@ -192,7 +192,7 @@ def _fit(
 
 
 def _with(config: Config, values: Mapping[str, Any], own: set[str]) -> Config:
-    """Return the settings with these values, but for what the user set."""
+    """Return the settings with these values, except those that the user set."""
     for key in values.keys() - own:
         section, *path = key.split(".")
         change: Any = values[key]
@@ -203,7 +203,7 @@ def _with(config: Config, values: Mapping[str, Any], own: set[str]) -> Config:
 
 
 def describe_budget(record: Mapping[str, Any]) -> list[str]:
-    """Return what was found and chosen, in lines for people."""
+    """Return the findings and the choice, in lines for people."""
     found = record["found"]
     changed = [f"{key} {old} → {new}" for key, (old, new) in record["changed"].items()]
     kept = ["; kept as they are set: ", ", ".join(record["kept"])] if record["kept"] else []

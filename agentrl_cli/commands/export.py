@@ -76,7 +76,8 @@ def command(
     If a secret was masked, the token ids, which spell it, are left out. With --out, --json prints {"path", "episodes"}.
 
     --format sequences writes a row per token sequence, {"episode", "branch", "reward", "input_ids", "loss_mask",
-    "old_log_probs", "advantages", …}: an episode, or each of its branches, where what an earlier one trains is context.
+    "old_log_probs", "advantages", …}: an episode, or each of its branches, in which the tokens of
+    earlier ones are context.
 
     --report writes report-RUN.html, one file without scripts that loads nothing: curves, evaluations with intervals,
     flipped tasks, the best, worst and oddest episode, settings and machine. With --format md it is Markdown, with its

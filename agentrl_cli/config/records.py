@@ -1,6 +1,6 @@
 """The settings that a room needs: one frozen record for each, made from all of them where a process begins.
 
-Commands, `runtime` and `build_trainer` see `Config`; what they call gets one of these, or a section.
+Commands, `runtime` and `build_trainer` see `Config`; the functions they call get one of these, or a section.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Simulated(Interaction):
 
 
 class GuessNumber(Interaction):
-    """Guess-the-number: answers `higher` or `lower`; rewards 1 for the number, and for other turns what they narrowed.
+    """Guess-the-number: answers `higher` or `lower`; the number is worth 1.
 
     The row has `secret`, `low` and `high`. A turn is worth 0.1 if the guess lies inside the remaining interval, else
     −0.1, as for a text without a number.

@@ -2,7 +2,7 @@
 
 `waiting` stands around every call of something that may not come back: a tool, a grader, an agent, a server, a worker,
 a lock, a disk, an update. `Watchman` looks from a thread of its own, because what hangs may hold the event loop: after
-`QUIET` seconds in which nothing began, ended or advanced it reports what has not come back, and since when.
+`QUIET` seconds in which nothing began, ended or advanced it reports each thing that has not come back, and since when.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def advance() -> None:
 
 @contextmanager
 def waiting(text: str, episode: str = "", *, moves: bool = True) -> Iterator[None]:
-    """Name what the block waits for; an inner block names it more closely. The episode is the outer one's if absent.
+    """Name the thing the block waits for; an inner one names it more closely. The episode is the outer one's if absent.
 
     `moves`: whether its beginning and end are progress.
     """
@@ -80,7 +80,7 @@ def waiting(text: str, episode: str = "", *, moves: bool = True) -> Iterator[Non
 
 
 def waits() -> list[Wait]:
-    """Return what is waited for, the oldest first: the innermost of each chain.
+    """Return everything that is waited for, the oldest first: the innermost of each chain.
 
     An agent's call of the model is answered in another task: it is the newest of its episode.
     """

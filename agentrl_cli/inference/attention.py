@@ -275,7 +275,7 @@ def make_change_error(model: nn.Module) -> ModelError:
 
 @contextmanager
 def attention_in(config: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Run the model of this transformers config with another attention, and put back what was set before.
+    """Run the model of this transformers config with another attention, and restore the one that was set before.
 
     For a caller that has the model to itself: an update begins only when the policy's `rest` has returned, and one that
     samples meanwhile does so with a twin of the model, which has a config of its own.

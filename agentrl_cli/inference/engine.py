@@ -3,9 +3,9 @@
 A request is admitted with the keys and values of all its context but the last token; that one is fed by the decode step
 that draws its first token. What several new prompts have in common is computed once, before them.
 
-A request is admitted where blocks are free, or held by what can be computed again: prefixes and finished turns. Where
-the running requests outgrow the rest, the youngest is preempted: it releases its blocks, waits again, and is computed
-again from its tokens, which stay. The oldest is never disturbed, so one of them always gets on.
+A request is admitted where blocks are free, or held by entries that can be computed again: prefixes and finished turns.
+Where the running requests outgrow the rest, the youngest is preempted: it releases its blocks, waits again, and is
+computed again from its tokens, which stay. The oldest is never disturbed, so one of them always gets on.
 """
 
 from __future__ import annotations

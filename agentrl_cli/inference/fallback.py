@@ -6,7 +6,7 @@ support. A model's abilities are tried when the engine is made (cached_forward.p
 
 All running sequences are one batch with one cache, padded on the left. Prompts are computed beside it, equal ones once,
 and join it; a sequence that ends leaves it, and its cache is kept for the next turn of its episode. A turn is computed
-again if its context does not continue what was kept: a state cannot be cut back.
+again if its context does not continue the kept one: a state cannot be cut back.
 """
 
 from __future__ import annotations

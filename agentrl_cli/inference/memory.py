@@ -49,7 +49,7 @@ def parse_memory(text: str, key: str = "rollout.memory") -> int | None:
 
 
 def auto_memory(device: torch.device) -> int:
-    """Bytes that keys and values may take by default: half of what is free on the device."""
+    """Bytes that keys and values may take by default: half of the free memory of the device."""
     return int(AUTO_SHARE * free_memory(device))
 
 

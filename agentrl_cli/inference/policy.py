@@ -45,7 +45,7 @@ class LocalPolicy:
             alone.
         slot_length: Positions of a slot; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
-        memory: Bytes that keys and values may take; None: half of what is free on the model's device.
+        memory: Bytes that keys and values may take; None: half of the free memory of the model's device.
         runner: Makes what runs the forwards, if not ModelRunner; where it raises NotServed, the fallback samples.
         source: The model that is trained if `model` is a copy of it, which `publish` renews.
 

@@ -25,7 +25,7 @@ MOST = 500
 
 
 def recall(kind: str, name: str) -> str | None:
-    """Return what is known under a name here, None if nothing is."""
+    """Return the value known under a name here, None if nothing is."""
     return _read(kind).get(_key(name))
 
 

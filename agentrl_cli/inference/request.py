@@ -173,7 +173,7 @@ class Request(TokenSequence):
 
 
 def check_context(ids: Int32, length: int, vocabulary: int, *, bounded: bool) -> None:
-    """Raise PolicyError for a context that cannot be continued. `bounded`: `length` is what the memory holds."""
+    """Raise PolicyError for a context that cannot be continued. `bounded`: `length` is the memory's limit."""
     if not len(ids):
         raise PolicyError("There is nothing to continue: the context is empty.")
     if len(ids) >= length and bounded:

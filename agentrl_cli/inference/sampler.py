@@ -1,7 +1,7 @@
 """Drawing tokens from logits, one row per sequence, each with its own random numbers.
 
 In this order, as in transformers: `steer` changes the logits (repetition penalty, forbidden and allowed tokens); the
-temperature divides them; top-k, top-p and min-p take tokens away, and what is left is renormalised. Two
+temperature divides them; top-k, top-p and min-p take tokens away, and the rest is renormalised. Two
 log-probabilities come out: of the distribution that was really sampled, all of the above included, and of the policy at
 that temperature, untouched by any of it.
 

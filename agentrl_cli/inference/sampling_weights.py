@@ -56,7 +56,7 @@ class SamplingWeights:
         self._products, self._held, self.stale = {}, {}, True
 
     def refresh(self) -> None:
-        """Make what is stale again."""
+        """Make the stale copies again."""
         if not self.stale:
             return
         found = {group: [find_parts(layer) for layer in group] for group in self._groups}

@@ -27,7 +27,7 @@ class Batch:
     """B sequences, P the longest prompt, R the longest response. `batch[1:3]`, `batch[[4, 0]]`, `batch[mask]` select.
 
     A sequence is an episode, or one of its branches that train a token. A response begins at its first trained token:
-    tool results in it are there, with a response_mask of 0, and what an earlier branch trains is in the prompt.
+    tool results in it are there, with a response_mask of 0, and the tokens of an earlier branch are in the prompt.
     """
 
     prompts: Tensor

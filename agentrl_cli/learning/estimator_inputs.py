@@ -155,7 +155,7 @@ def turn_parts(episodes: Sequence[Episode]) -> tuple[Float64, ...]:
 def _split_rewards(episode: Episode) -> list[dict[str, float]]:
     """For each assistant turn, who gave it how much.
 
-    What a turn gave belongs to the nearest assistant turn on its path; forks after one turn add up.
+    A turn's reward belongs to the nearest assistant turn on its path; forks after one turn add up.
     """
     out: list[dict[str, float]] = []
     asked: list[int] = []

@@ -133,7 +133,7 @@ class RunData:
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What the run waits for as it last said, the oldest first."""
+        """The things that the run waits for as it last said, the oldest first."""
         said = (
             event["data"]["lines"] for event in reversed(self.events) if event["kind"] == WAITING
         )

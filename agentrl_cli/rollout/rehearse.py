@@ -1,8 +1,8 @@
 """Before a training: turns that a model of this family may write, scripted and run through the real loop.
 
-The template audit plays what the template itself would write. A model also writes text and its thinking before a call,
-and calls that are broken; a template may move or drop these, so that such episodes would be skipped as drift. Better
-said before hours of training than after.
+The template audit plays the texts that the template itself would write. A model also writes text and its thinking
+before a call, and calls that are broken; a template may move or drop these, so that such episodes would be skipped as
+drift. Better said before hours of training than after.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Journal(Part):
         return [dict(loads(data)) for (data,) in self.file.select(sql, (run_id, HEALED))]
 
     def waits(self, run_id: str) -> list[str]:
-        """Return what a run waits for as it last said, a line each, the oldest first."""
+        """Return the things that a run waits for as it last said, a line each, the oldest first."""
         return list((self.newest_event(run_id, WAITING) or {"lines": ()})["lines"])
 
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:

@@ -1,6 +1,6 @@
 """Healing (`train.heal`): after steps that were too large, back to the best checkpoint, and then smaller ones.
 
-Everything is decided from what the store has of the run, so that a resume decides the same.
+Everything is decided from the store's records of the run, so that a resume decides the same.
 """
 
 from __future__ import annotations

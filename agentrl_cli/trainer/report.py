@@ -217,7 +217,7 @@ class Reporter:
             )
 
     def waits(self, lines: Sequence[str]) -> None:
-        """Report what has not come back, the oldest first; without any, that the run goes on. From any thread."""
+        """Report what a run waits for, the oldest first; without lines, that it goes on. From any thread."""
         text = "it goes on"
         if lines:
             more = f" (and {len(lines) - 1} more: kill -USR1 {os.getpid()})" * (len(lines) > 1)

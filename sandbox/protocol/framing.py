@@ -2,7 +2,7 @@
 
 Used between host and box, between box and worker, and around both on the one stream of a container. A worker runs the
 model's code, so a reader states how much it accepts and treats everything else as a broken peer; nothing here evaluates
-what it reads.
+its input.
 """
 
 from __future__ import annotations

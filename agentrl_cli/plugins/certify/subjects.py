@@ -1,4 +1,4 @@
-"""What can be certified: a model in this process, a GGUF file under llama.cpp, an OpenAI-compatible address.
+"""The subjects of a certificate: a model in this process, a GGUF file under llama.cpp, an OpenAI-compatible address.
 
 Each tells its tokens of a raw text, its rendering of a conversation, and log-probabilities of given tokens.
 """
@@ -58,8 +58,9 @@ class LlamaPolicy:
         """Return one turn; its log-probabilities are NaN."""
         async with self._one:
             out = await asyncio.to_thread(self._turn, [int(id_) for id_ in ids], sampling)
-        for id_ in out if on_token is not None else ():
-            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
+        if on_token is not None:
+            for id_ in out:
+                on_token(id_)
         reason = StopReason.STOP if out and out[-1] in sampling.stop_ids else StopReason.LENGTH
         version, unknown = self.weights_version, [float("nan")] * len(out)
         return generation(out, reason, weights_version=version, logps=unknown)
@@ -96,7 +97,7 @@ class Here:
         self.backend = tokenizers.Tokenizer.from_str(loaded.chat.tokenizer.json)
 
     async def encode(self, text: str) -> list[int] | int | None:
-        """Return the ids of a raw text with what a program puts before them; their number; None: not known."""
+        """Return the ids of a raw text with those that a program puts before them; their number; None: not known."""
         return list(self.backend.encode(text).ids)
 
     async def prompt(self, messages: list[Message], tools: list[ToolSchema]) -> str | int | None:
@@ -204,7 +205,7 @@ def log_probabilities(model: Any, ids: Sequence[int], places: Sequence[int]) -> 
 
 
 def subject_of(loaded: Loaded) -> Here:
-    """Return a loaded target as what it is."""
+    """Return a loaded target as the subject of its kind."""
     if isinstance(loaded.policy, LlamaPolicy):
         return Gguf(loaded, loaded.policy.llama)
     policy = loaded.policy

@@ -35,7 +35,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A finished episode, as far as what it did shows its failure."""
+    """A finished episode, as far as its actions show its failure."""
 
     id: str
     task: str

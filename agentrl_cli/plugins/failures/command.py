@@ -44,7 +44,7 @@ def command(
     *,
     where: StoreOptions,
 ) -> None:
-    """Group the failed episodes of a run by what they did that the solved ones did not.
+    """Group the failed episodes of a run by actions that the solved ones did not take.
 
     Each mode has its count, how it changed from the first to the last third of the steps, two examples, and how many
     siblings with the same acts before the fork solved the task: what sampling again from there would recover.

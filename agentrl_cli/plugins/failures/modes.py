@@ -1,4 +1,4 @@
-"""The modes of failure of a run: a rule names what each failed attempt did that the solved ones did not.
+"""The modes of failure of a run: a rule names the action of each failed attempt that no solved one took.
 
 A rule looks at the attempt's end (an error, a limit), then at the first act where it leaves the solved attempt at the
 same task with which it shares most acts; if none solved the task, at the acts that solved others of its family.

@@ -3,7 +3,7 @@
     def gave_up(episode):                 # scanners.py; sync or async
         return "I don't know" in episode.turns[-1].messages[-1]["content"]
 
-A judge is a YAML file: `question`, `url`, `model` and the judge's other keys (docs/tasks.md). What is flagged gets the
+A judge is a YAML file: `question`, `url`, `model` and the judge's other keys (docs/tasks.md). Flagged episodes get the
 tag `scan:NAME`. People label with tags in the screens: a tag NAME for yes, `not:NAME` for no.
 """
 
@@ -71,7 +71,7 @@ def load_scanner(target: str, base: Path) -> tuple[str, Scanner]:
 async def scan(
     store: Store, rows: Sequence[EpisodeRow], name: str, scanner: Scanner
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tag what the scanner flags; return the ids of these and (id, error) of those that it failed on."""
+    """Tag the episodes that the scanner flags; return the ids of these and (id, error) of those that it failed on."""
     flagged, failed = [], []
     for row in rows:
         try:

@@ -191,7 +191,7 @@ def text_of(seen: Any) -> str:
 
 
 def _plain(rendered: str) -> str:
-    """Return a rendering without its colours: what is highlighted in brackets, what is coloured with the colour."""
+    """Return a rendering without its colours: highlighted text in brackets, coloured text with its colour."""
 
     def shown(found: re.Match[str]) -> str:
         color, text = found[1], found[2]
@@ -201,7 +201,7 @@ def _plain(rendered: str) -> str:
 
 
 def _view(seen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield MiniGrid's partial view as sentences: the mission, what is carried, the wall ahead, each thing in sight."""
+    """Yield MiniGrid's partial view as sentences: the mission, the carried thing, the wall ahead, things in sight."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, STATE_TO_IDX
 
     grid = seen["image"]

@@ -280,7 +280,7 @@ def _wrap(
     fn: F, around: Callable[..., contextlib.AbstractContextManager[Callable[[Any], Any]]]
 ) -> F:
     """Return a function, sync or async, inside `around(*args, **kwargs)`, whose value is called
-    with what it returns.
+    with its result.
     """
 
     @functools.wraps(fn)

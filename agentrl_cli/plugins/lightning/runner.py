@@ -142,7 +142,7 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
         mode: RolloutMode | None = None,
         event: Any = None,
     ) -> Rollout:
-        """Run one task at once; returns its rollout. Raises what the agent raises."""
+        """Run one task at once; returns its rollout. Raises the agent's exceptions."""
         store = self.get_store()
         given = None if resources is None else (await store.add_resources(resources)).resources_id
         started = await store.start_rollout(input, mode, given, worker_id=self.get_worker_id())
@@ -152,7 +152,7 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
         return found
 
     async def _attempt(self, rollout: AttemptedRollout) -> float | None:
-        """Run the agent; returns the final reward. Raises what the agent raises, after its attempt has failed."""
+        """Run the agent; returns the final reward. Raises the agent's exceptions, after its attempt has failed."""
         store, agent, status, spans = self.get_store(), self.get_agent(), "failed", []
         token = RUNNER.set(self)
         try:

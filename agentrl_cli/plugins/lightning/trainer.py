@@ -232,7 +232,7 @@ class Trainer:
     def fit(self, agent: Any = None, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
         """Train. If the trainer has its agent, the first argument is the training data.
 
-        Raises AgentRLErrors; what the algorithm or a runner raises.
+        Raises AgentRLErrors, and the exceptions of the algorithm or a runner.
         """
         if self._dev:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)

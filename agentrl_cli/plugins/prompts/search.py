@@ -1,7 +1,7 @@
 """The base of both searches: candidates as rows, evaluations as episodes, a budget, a reflection model.
 
 A search is a function of its seed and of what evaluations and reflections answer, and both are in the store. So one
-that was killed is run again from its start, and what it had already comes from rows, at no cost.
+that was killed is run again from its start, and its earlier results come from rows, at no cost.
 """
 
 from __future__ import annotations

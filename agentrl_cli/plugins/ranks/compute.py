@@ -81,7 +81,7 @@ class Ranks:
             begin = end
 
     def share(self, tree: Any, place: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
-        """Return rank 0's nested dicts and lists on every rank; `place` makes of each tensor what is kept."""
+        """Return rank 0's nested dicts and lists on every rank; `place` makes the kept form of each tensor."""
         if self.rank == 0:
             self.send(tree_map_only(Tensor, lambda one: _Shape(one.shape, one.dtype), tree))
             return tree_map_only(

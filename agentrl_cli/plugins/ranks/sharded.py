@@ -1,7 +1,7 @@
 """A rank's part of an update with weights, gradients and optimizer state spread over the ranks (torch's FSDP2).
 
-Each decoder block is a unit, and what is around them is the root: a forward gathers a block's weights just before it
-runs. Weights are kept and gradients summed in float32; `model.dtype` is what is computed with. Rank 0 also has the
+Each decoder block is a unit, and everything around them is the root: a forward gathers a block's weights just before it
+runs. Weights are kept and gradients summed in float32; computations are in `model.dtype`. Rank 0 also has the
 whole weights, which sample and are saved: so a checkpoint is that of one process.
 """
 

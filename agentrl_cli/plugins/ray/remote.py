@@ -161,7 +161,7 @@ class RemoteWorker:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     async def call(self, method: str, *arguments: Any, delivery: Delivery | None = None) -> Any:
-        """Return the answer of a method of `Service`; `delivery` takes what it records.
+        """Return the answer of a method of `Service`; `delivery` takes its records.
 
         Raises WorkerLost, and the error of the call.
 

@@ -43,7 +43,7 @@ class Question:
         ]
 
     def say(self, text: str) -> tuple[str, bool]:
-        """Score the answer: what stands in its last <answer> tag, else after `Answer:`, else all of it."""
+        """Score the answer: the text of its last <answer> tag, else after `Answer:`, else all of it."""
         from reasoning_gym.utils import extract_answer
 
         line = re.findall(r"^\W*Answer:(.*)$", text, re.MULTILINE)

@@ -174,7 +174,7 @@ class World:
         return str(answer.content), False
 
     def reward(self) -> float:
-        """Return the evaluator's reward: the state of the data, what was said, assertions, actions."""
+        """Return the evaluator's reward: the state of the data, the messages, assertions, actions."""
         from tau2.data_model.simulation import SimulationRun, TerminationReason
         from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
 
@@ -190,7 +190,7 @@ class World:
             return 0.0
 
     def _ask_user(self) -> str:
-        """Return what the user says next, after its own tools have answered."""
+        """Return the user's next message, after its own tools have answered."""
         from tau2.user.user_simulator import UserSimulator
 
         while True:

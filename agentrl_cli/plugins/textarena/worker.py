@@ -14,7 +14,7 @@ MOST_PLAYERS = 15
 
 
 class Games:
-    """A game by its id, without `-raw` and `-train`: what the model reads is made here."""
+    """A game by its id, without `-raw` and `-train`: the text for the model is made here."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         import textarena
@@ -73,7 +73,7 @@ class World:
         return float(self._rewards.get(0, 0.0))
 
     def _until_mine(self, over: bool) -> tuple[str, bool]:
-        """Let the others move until player 0 has its turn; return what it reads."""
+        """Let the others move until player 0 has its turn; return the text for it."""
         state = self._env.state
         while not over and state.current_player_id != 0:
             player = state.current_player_id
@@ -94,7 +94,7 @@ class World:
         return bool(over)
 
     def _read(self, player: int) -> str:
-        """Return what a player has not read yet, without what it said itself."""
+        """Return the messages that a player has not read yet, without its own."""
         _, seen = self._env.get_observation()
         names = self._env.state.role_mapping
         lines = [

@@ -92,7 +92,7 @@ class World:
         self._env.close()
 
     def _text(self, over: bool) -> str:
-        """Return what the game said, and the commands that it understands now unless it is over."""
+        """Return the game's answer, and the commands that it understands now unless it is over."""
         said = plain(self._state.feedback)
         if over or not self._challenge.hints:
             return said

@@ -298,7 +298,7 @@ def subhead(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
 
 
 def token_lines(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
-    """Return the inspector, as long as for any token before, so that what is below keeps its place."""
+    """Return the inspector, as long as for any token before, so that the lines below keep their place."""
     lines = inspector.token_lines(view, panes.tokens.cursor, width)
     panes.room = max(panes.room, len(lines))
     return lines + [Text("")] * (panes.room - len(lines))

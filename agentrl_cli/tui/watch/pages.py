@@ -149,7 +149,7 @@ def make_pages() -> list[Page]:
 
 
 def check_lines(shown: Shown, width: int) -> list[Text]:
-    """Return what the run waits for, every check with its advice, and the alerts."""
+    """Return the things that the run waits for, every check with its advice, and the alerts."""
     alerts = log_lines(shown.data.alerts, "ALERTS", width, 200)
     waits = [line(f"waits for {text}", width, BAD) for text in shown.data.waits]
     return [*waits, *health_lines(shown.data, width, advice=True), Text(""), *alerts]

@@ -252,7 +252,7 @@ class WatchScreen(ControlScreen):
         self.page.open()
 
     def action_filter(self) -> None:
-        """Asks what the page shows, or which metrics the charts show."""
+        """Asks for the page's content, or which metrics the charts show."""
 
         def use(pattern: str) -> None:
             self.look = replace(self.look, pattern=pattern)
