@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -58,7 +59,7 @@ def command(
         except init.NotAccepted as error:
             error.hint += " From a clone: make demo WEAK=1"
             raise
-        steps = steps or ENOUGH.get(pack)
+        _set_steps(folder / PROJECT_FILE, ENOUGH.get(pack))
         narrate("The demo continues by itself: it trains, then evaluates.")
     _train(folder, steps)
     models, attempts = evaluate.CandidateOptions(checkpoint="best"), evaluate.AttemptOptions()
@@ -72,6 +73,16 @@ def command(
         ("agentrl init --blank NAME", "a task of your own"),
     ):
         echo(f"  {line:27}{what}".rstrip())
+
+
+def _set_steps(settings: Path, steps: int | None) -> None:
+    """Set `train.steps` of a new project: in its settings, so that a demo that is cut short continues with them."""
+    if steps is not None:
+        text = settings.read_text(encoding="utf-8")
+        text = re.sub(
+            r"(?m)^(  steps: )(\d+ *)", lambda at: f"{at[1]}{steps}".ljust(len(at[0])), text
+        )
+        settings.write_text(text, encoding="utf-8")
 
 
 def _train(folder: Path, steps: int | None) -> None:

@@ -170,6 +170,15 @@ def test_the_demo_is_one_command_and_continues_in_its_folder(cli: Cli, init: Cli
     assert "agentrl replay best" in out
 
 
+def test_a_demo_that_ends_before_its_training_has_its_steps_the_next_time(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_MODEL__NAME", "none")
+    cli("demo", "new", "--yes", code=2, said="none")
+    text = (cli.folder / "new" / "agentrl.yaml").read_text()
+    assert "\n  steps: 80 " in text, text
+
+
 FAILING = """
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.load import local_policy
