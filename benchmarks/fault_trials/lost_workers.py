@@ -128,7 +128,7 @@ def ray_cluster(rng: random.Random) -> Iterator[tuple[dict[str, Any], Strike]]:
     def actors(node: Any) -> list[psutil.Process]:
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         running = [one for one in raylet.children() if one.status() != psutil.STATUS_ZOMBIE]
-        return [one for one in running if one.name().startswith("ray::")]
+        return [one for one in running if one.name().startswith("ray::Rollout")]
 
     def strike(_: Command) -> bool:
         nonlocal strikes
@@ -140,7 +140,7 @@ def ray_cluster(rng: random.Random) -> Iterator[tuple[dict[str, Any], Strike]]:
         if strikes % 3:
             return _kill_one(rng, actors(node))
         nodes.remove(node)
-        cluster.remove_node(node)
+        cluster.remove_node(node, allow_graceful=False)  # a machine that is lost says nothing
         nodes.append(cluster.add_node(**NODE))
         return True
 
