@@ -11,7 +11,9 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate
 from agentrl_cli.commands.options import FilterOption, ForceOption, MaskOption, RunStoreOptions
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.registry import names as known_names
+from agentrl_cli.registry import resolve
 from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
 from agentrl_cli.reports.html import export_html
 from agentrl_cli.reports.report import make_report
@@ -46,10 +48,12 @@ TokensOption = Annotated[
     bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")
 ]
 FormatOption = Annotated[
-    Kind | None,
+    str,
     typer.Option(
         "--format",
-        help="jsonl; html: one page; sequences: rows for trainers. With --report: html or md.",
+        metavar="FORMAT",
+        help=f"jsonl; html: one page; sequences: rows for trainers; {', '.join(known_names('exports', {}))}."
+        " With --report: html or md.",
     ),
 ]
 ReportOption = Annotated[
@@ -65,7 +69,7 @@ def command(
     group: GroupOption = False,
     tokens: TokensOption = True,
     mask: MaskOption = True,
-    format: FormatOption = None,
+    format: FormatOption = "",
     report: ReportOption = False,
     json: JsonOption = False,
     *,
@@ -83,23 +87,26 @@ def command(
     flipped tasks, the best, worst and oddest episode, settings and machine. With --format md it is Markdown, with its
     pictures in a folder beside it. JSON: {"path", "pictures", "episodes", "flipped"}.
     """
+    known = known_names("exports", dict.fromkeys(Kind, ""))
+    if format and format not in known:
+        raise NotFound.of("format", format, known)
     if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
     if report:
-        if len(names or []) > 1 or format not in (None, Kind.html, Kind.md):
+        if len(names or []) > 1 or format not in ("", Kind.html, Kind.md):
             raise UsageError("A report is of one run, as --format html or md.")
         run = (names or [where.run or "last"])[0]
-        return _write_report(where, run, out, format is Kind.md, (mask, force, json))
-    if format is Kind.md:
+        return _write_report(where, run, out, format == Kind.md, (mask, force, json))
+    if format == Kind.md:
         raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
-    if format is Kind.html and out is None:
+    if format == Kind.html and out is None:
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
     with where.open() as store:
         ids = _choose(store, names or [], filter, where.run_id(store), group)
         count = _write_episodes(store, ids, out, format or Kind.jsonl, (tokens, mask))
     if count is None:
         return
-    what = "sequence" if format is Kind.sequences else "episode"
+    what = "sequence" if format == Kind.sequences else "episode"
     if json:
         echo_json({"path": out, f"{what}s": count})
     else:
@@ -107,18 +114,19 @@ def command(
 
 
 def _write_episodes(
-    store: Store, ids: list[str], out: Path | None, kind: Kind, shown: tuple[bool, bool]
+    store: Store, ids: list[str], out: Path | None, kind: str, shown: tuple[bool, bool]
 ) -> int | None:
     """Write episodes to a file and return their number, or print them; `shown`: whether with tokens, whether masked."""
     tokens, masked = shown
-    if kind is Kind.html and out is not None:
+    if kind == Kind.html and out is not None:
         title = f"agentrl {ids[0] if len(ids) == 1 else out.stem}"
         return export_html(store, ids, out, token_texts, title=title, masked=masked)
-    lines = (
-        sequence_rows(store, ids, masked=masked)
-        if kind is Kind.sequences
-        else export_lines(store, ids, tokens=tokens, masked=masked)
-    )
+    if kind == Kind.jsonl:
+        lines = export_lines(store, ids, tokens=tokens, masked=masked)
+    elif kind == Kind.sequences:
+        lines = sequence_rows(store, ids, masked=masked)
+    else:
+        lines = resolve("exports", {}, kind)(store, ids, masked)
     if out is not None:
         return write_lines(lines, out)
     for line in lines:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +21,7 @@ from agentrl_cli.commands.common import (
     is_terminal,
     narrate,
 )
+from agentrl_cli.commands.imported import read_file
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.commands.place import place_in
 from agentrl_cli.commands.show import print_episode_json
@@ -102,6 +106,8 @@ def command(
 ) -> None:
     """Step through an episode: turns, tool calls, each token with its training numbers, reward, siblings.
 
+    A file in place of an episode is opened without a project (trajectory.json and other traces, docs/formats.md).
+
     --json prints what `agentrl show --json` prints.
     --verify prints `diverged at call n` if a recorded call answers differently now; it stores nothing.
     --whatif runs recorded calls again or samples again from a turn, in a separate process; results are stored as
@@ -113,6 +119,27 @@ def command(
         )
     if again.whatif is not None or again.verify:
         raise typer.Exit(_rerun(where, episode or "last", again, as_json=shown.json))
+    if episode and (file := Path(episode).expanduser()).is_file():
+        with _opened(file) as (db, found):
+            one = found[0] if len(found) == 1 or not is_terminal() else None
+            return _show(replace(where, db=db, project=None), one, listed, shown)
+    _show(where, episode, listed, shown)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a store that lasts as long, with the episodes of a file, and their ids. Raises UsageError, DataError."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
+        db = Path(folder) / "agentrl.db"
+        with Store.open(db) as store:
+            found = read_file(file, store)
+        yield db, found
+
+
+def _show(
+    where: RunStoreOptions, episode: str | None, listed: ListOptions, shown: PlainOptions
+) -> None:
+    """Print an episode, or open the screen on it or on the list."""
     with where.open() as store:
         run_id = where.run_id(store)
         if listed.filter:

@@ -47,6 +47,9 @@ imports nothing of agentrl, which is being imported. The kinds:
                 writes the model in another form into the folder and returns the file
     explanations  `token` to a function (store, episode id, (turn, token), project folder) that returns the lines
                 and the JSON of `agentrl why EPISODE@t2.31`
+    exports     name of a format of `agentrl export` to a function (store, episode ids, masked) that yields its lines
+    readers     name to a function (path, store) that adds the episodes of a file to a store, all or none, and returns
+                their ids and sentences on what was left out; None for a file that is not of its kind
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -83,6 +86,7 @@ PLUGINS: dict[str, str] = {
     "tau2": "agentrl_cli.plugins.tau2:OFFERS",
     "textarena": "agentrl_cli.plugins.textarena:OFFERS",
     "textworld": "agentrl_cli.plugins.textworld:OFFERS",
+    "traces": "agentrl_cli.plugins.traces:OFFERS",
     "trl": "agentrl_cli.plugins.trl:OFFERS",
     "verifiers": "agentrl_cli.plugins.verifiers:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def export_lines(
             store.signals.get(episode_id) if tokens else None,
             tokens=tokens,
         )
-        yield dumps(_mask_secrets(row) if masked else row)
+        yield dumps(mask_secrets(row) if masked else row)
 
 
 def sequence_rows(
@@ -70,7 +70,7 @@ def sequence_rows(
     """Yield one JSON text per token sequence. Episodes whose text holds a secret are left out: their ids spell it."""
     for episode_id in episode_ids:
         episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
-        if masked and _mask_secrets(episode_object(episode, tokens=False))["masked"]:
+        if masked and mask_secrets(episode_object(episode, tokens=False))["masked"]:
             continue
         yield from map(dumps, _list_sequences(episode, signals))
 
@@ -118,7 +118,8 @@ def episode_object(
     return row if tokens else {name: row[name] for name in row if name not in _ARRAYS}
 
 
-def _mask_secrets(row: dict[str, Any]) -> dict[str, Any]:
+def mask_secrets(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an episode's object without secrets; if it held one, without token ids and numbers too."""
     texts = {name: value for name, value in row.items() if name not in _ARRAYS}
     clean: dict[str, Any] = mask(texts)
     found = json.dumps(clean, default=str) != json.dumps(texts, default=str)
@@ -131,6 +132,8 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON has it: records as objects, arrays as lists, images in base64, NaN as null."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, np.ndarray):

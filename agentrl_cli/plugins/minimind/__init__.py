@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.minimind"
+GROUP = ("Run", "agentrl_cli.commands.imported:app", "Episodes and models of other projects")
 OFFERS = {
     "moved": {
         "compat.minimind": "plugins.minimind.files",
@@ -13,11 +14,10 @@ OFFERS = {
         "reward": f"{HERE}.files:adapt_reward",
     },
     "forms": {"minimind": f"{HERE}.rows:FORM"},
-    "commands": {
-        "import": ("Run", f"{HERE}.command:command", "Another project's model (minimind), and back")
-    },
+    "commands": {"import": GROUP},
+    "subcommands": {"import minimind": f"{HERE}.command:minimind"},
     "examples": {
-        "import": (
+        "import minimind": (
             "agentrl import minimind full_sft.pth warm",
             "agentrl import minimind warm back.pth",
         )

@@ -1,4 +1,4 @@
-"""`agentrl import`: another project's weights as a model folder, and back."""
+"""`agentrl import minimind`: another project's weights as a model folder, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from agentrl_cli.commands.common import JsonOption, data_stdout, echo_json, narr
 from agentrl_cli.errors import UsageError
 from agentrl_cli.models.output_lock import writing
 
-KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="minimind")]
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="Its model folder, or its .pth file.")
 ]
@@ -24,8 +23,7 @@ TokenizerOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is in OUT.")]
 
 
-def command(
-    kind: KindArgument,
+def minimind(
     source: SourceArgument,
     out: OutArgument,
     tokenizer: TokenizerOption = None,
@@ -36,9 +34,6 @@ def command(
 
     JSON: {"out", "parameters"}
     """
-    if kind != "minimind":
-        hint = "agentrl import minimind SOURCE OUT"
-        raise UsageError(f"Unknown kind of model {kind!r}.", hint=hint)
     source, out = source.expanduser(), out.expanduser()
     if out.exists() and (out.is_file() or any(out.iterdir())) and not force:
         raise UsageError(f"{out} exists.", hint="Name another one, or use --force.")

@@ -1,0 +1,206 @@
+"""ATIF trajectories, v1.0 to v1.8, as episodes: exactly where this package wrote them, else from their steps.
+
+Sub-agents and continuations are branches. A file that a trajectory refers to is read if it lies in the same folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, get_type_hints
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from agentrl_cli.plugins.traces.atif_write import OWN
+from agentrl_cli.plugins.traces.trace import Note, Said, Trace, tool_call
+from agentrl_cli.types import Episode, Message, Tokens, TrainSignals, supports
+
+Follow = Callable[[str], list[Any]]
+"""Returns the trajectories of a file beside; empty for one that is not there, or was read before."""
+INTEGERS = {"ids": np.int32, "top_ids": np.int32, "origin": np.int8, "clipped": np.int8}
+SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
+Whole = tuple[Episode, TrainSignals | None, str]
+
+
+def is_atif(value: Any) -> bool:
+    """Whether a JSON value is a trajectory."""
+    return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-v1.")
+
+
+def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Trace | Whole:
+    """Return a trajectory; an episode with signals and tokenizer if this package wrote it."""
+    extra = _mapping(value.get("extra"))
+    if isinstance(extra.get(OWN), dict):
+        try:
+            return _own(value, extra[OWN])
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = str(error).split("\n", 1)[0]
+            note(f"{where}.extra.{OWN} cannot be used ({reason}): read from its steps.")
+    found = Trace(value, [*_paths(value, where, note, follow)])
+    agent, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
+    found.agent = str(agent.get("name", ""))
+    found.tools = [one for one in agent.get("tool_definitions") or () if isinstance(one, dict)]
+    found.reward = reward_in(extra, final, _mapping(final.get("extra")))
+    return found
+
+
+def reward_in(*places: Mapping[str, Any]) -> float | None:
+    """Return the first number called reward or score."""
+    given = (place.get(name) for place in places for name in ("reward", "score"))
+    return next((float(one) for one in given if isinstance(one, (int, float))), None)
+
+
+def _paths(
+    value: Mapping[str, Any], where: str, note: Note, follow: Follow
+) -> Iterator[list[Said]]:
+    """Yield the conversation of a trajectory, then those that it embeds or refers to."""
+    steps = value.get("steps")
+    if not isinstance(steps, list):
+        raise ValueError(f"{where}.steps is not a list.")
+    path, files = list[Said](), list[str]()
+    model = str(_mapping(value.get("agent")).get("model_name") or "")
+    for number, step in enumerate(steps):
+        try:
+            path += _said(step, model, files)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            note(f"{where}.steps[{number}] is left out: {error}.")
+    stamps = [(number, one) for number, one in enumerate(path) if one.at]
+    for (_, one), (number, after) in itertools.pairwise(stamps):
+        if after.at < one.at:
+            note(f"{where}: the clock runs backwards at message {number + 1}.")
+            break
+        one.seconds = one.seconds or after.at - one.at
+    yield path
+    for number, inner in enumerate(value.get("subagent_trajectories") or ()):
+        if isinstance(inner, dict):
+            yield from _paths(inner, f"{where}.subagent_trajectories[{number}]", note, follow)
+    if isinstance(further := value.get("continued_trajectory_ref"), str):
+        files.append(further)
+    for name in files:
+        for inner in follow(name):
+            yield from _paths(inner, name, note, follow)
+
+
+def _said(step: Any, model: str, files: list[str]) -> Iterator[Said]:
+    """Yield the messages of a step; add the files of its sub-agents to `files`. Raises ValueError and its like."""
+    role = SOURCES[step["source"]]
+    message: Message = {"role": role, "content": _content(step["message"])}
+    at = stamp(step.get("timestamp"))
+    if role == "assistant":
+        message |= {key: str(step[key]) for key in ("reasoning_content",) if step.get(key)}
+        calls = [
+            tool_call(
+                str(call["function_name"]), dict(call["arguments"]), str(call["tool_call_id"])
+            )
+            for call in step.get("tool_calls") or ()
+        ]
+        message |= {"tool_calls": calls} if calls else {}
+        yield Said(message, at, model=str(step.get("model_name") or model))
+    elif message["content"] or not step.get("observation"):
+        yield Said(message, at)
+    for result in (step.get("observation") or {}).get("results", ()):
+        content = _content(result.get("content") or "")
+        answer = {"role": "tool", "content": content}
+        if (id := result.get("source_call_id")) is not None:
+            answer["tool_call_id"] = str(id)
+        error = _mapping(result.get("extra")).get("error")
+        yield Said(answer, at, error=str(error) if error else None)
+        for reference in result.get("subagent_trajectory_ref") or ():
+            if isinstance(path := reference.get("trajectory_path"), str):
+                files.append(path)
+
+
+def _content(content: Any) -> str:
+    """Return a message's text; an image by its path."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"a {type(content).__name__} is not a message")
+    return "\n".join(
+        str(part["text"]) if part["type"] == "text" else f"[image {part['source']['path']:.80}]"
+        for part in content
+    )
+
+
+def stamp(text: Any) -> float:
+    """Return the seconds since the epoch of an ISO 8601 time; 0 for anything else."""
+    try:
+        return max(0.0, datetime.fromisoformat(text).timestamp())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@cache
+def _adapters() -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(Episode)
+    return {name: TypeAdapter(hints[name]) for name in hints if name != "tokens"}
+
+
+def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
+    """Return the episode that this package wrote, exactly. Raises ValueError and its like."""
+    branches = [value, *value.get("subagent_trajectories", ())]
+    steps = [step for branch in branches for step in branch["steps"]]
+    records = [one for step in steps for one in step.get("extra", {}).get(OWN, ())]
+    records.sort(key=lambda one: one["index"])
+    turns, start = [], 0
+    for record in records:
+        end = start + len(record["tokens"].get("ids", ()))
+        turns.append(_turn(record) | {"start": start, "end": end})
+        start = end
+    parts = [_null(part, "value", "weight") for part in about["reward_parts"]]
+    fields = {**about, "turns": turns, "reward_parts": parts}
+    known = {name: one.validate_python(fields[name]) for name, one in _adapters().items()}
+    episode = Episode(**known, tokens=_arrays(Tokens, records, "tokens") or Tokens.empty())
+    return episode, _arrays(TrainSignals, records, "signals"), str(about["tokenizer"])
+
+
+def _turn(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a turn's fields, images as bytes and NaN where JSON has null."""
+    results = [
+        result
+        | {
+            "images": [b64decode(image) for image in result["images"]],
+            "metrics": _null(result["metrics"], *result["metrics"]),
+        }
+        for result in record["results"]
+    ]
+    images = [b64decode(image) for image in record["images"]]
+    kept = {key: item for key, item in record.items() if key not in ("tokens", "signals")}
+    return kept | {"results": results, "images": images}
+
+
+def _null(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**record, **{name: float("nan") for name in names if record[name] is None}}
+
+
+def _arrays(kind: type[Any], records: list[Any], name: str) -> Any:
+    """Return the arrays of all turns put together; None if no turn has any."""
+    given = {key for record in records for key in record[name]}
+    if not given:
+        return None
+    found: dict[str, Any] = {}
+    for key in given:
+        values = [item for record in records for item in record[name].get(key, ())]
+        if key == "support":
+            found[key] = supports([None if one is None else np.array(one, "i4") for one in values])
+        else:
+            dtype = INTEGERS.get(key, np.float32)
+            found[key] = np.array(_numbers(values), np.float64 if dtype is np.float32 else dtype)
+            found[key] = found[key].astype(dtype)
+    return kind(**found)
+
+
+def _numbers(values: list[Any]) -> list[Any]:
+    """Return numbers, of nested lists too: null is NaN, and texts are infinities."""
+    return [
+        _numbers(item) if isinstance(item, list) else float("nan") if item is None else float(item)
+        for item in values
+    ]

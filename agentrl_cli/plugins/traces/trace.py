@@ -1,0 +1,183 @@
+"""A conversation that another program recorded, and the episode that it becomes.
+
+Its token ids are those of the bundled tokenizer and never trained: they are there so that the screens have text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.types import (
+    ROOT,
+    Episode,
+    Message,
+    Origin,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from agentrl_cli.types.content import content_text
+
+PACK = KIND = "import"
+LONGEST = 100_000
+"""Characters of a turn that the screens show."""
+ORIGINS = {"system": Origin.SYSTEM, "user": Origin.USER, "tool": Origin.TOOL}
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+@dataclass(slots=True)
+class Said:
+    """A message, when it was there, how long it took, and the error of a tool."""
+
+    message: Message
+    at: float = 0.0
+    seconds: float = 0.0
+    error: str | None = None
+    model: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """The conversations of one attempt: the main one first, then those of sub-agents and continuations."""
+
+    source: Any
+    """What it was read from: equal sources are one episode."""
+    paths: list[list[Said]] = field(default_factory=list)
+    task: str = ""
+    agent: str = ""
+    reward: float | None = None
+    error: str = ""
+    tools: Sequence[dict[str, Any]] = ()
+    """OpenAI schemas of the tools that the model had."""
+
+    def ask(self) -> str:
+        """Return the text of the first user message."""
+        said = (one.message for path in self.paths[:1] for one in path)
+        return next((content_text(m.get("content")) for m in said if m["role"] == "user"), "")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Return the bundled tokenizer, whose ids stand for texts without ids."""
+    return Tokenizer.load(bundled_model())
+
+
+def short_hash(value: Any) -> str:
+    """Return 14 letters and digits, the form of an episode's id, that follow from a value."""
+    number = int.from_bytes(sha256(dumps(value).encode()).digest()[:9], "big")
+    return "".join(_BASE32[(number >> shift) & 31] for shift in range(0, 70, 5))
+
+
+def episode_of(trace: Trace) -> Episode:
+    """Return the episode of a trace; conversations that begin alike share these turns."""
+    turns: list[Turn] = []
+    parts: list[Tokens] = []
+    known: dict[tuple[int, str], int] = {}
+    for path in trace.paths:
+        parent = ROOT
+        for role, group in _grouped(path):
+            key = (parent, dumps([one.message for one in group]))
+            if key not in known:
+                known[key] = len(turns)
+                ids = tokenizer().encode(_text([one.message for one in group])[:LONGEST])
+                parts.append(Tokens.from_ids(ids, [ORIGINS.get(role, Origin.FORCED)] * len(ids)))
+                turns.append(_turn(len(turns), parent, role, group, turns, len(ids)))
+            parent = known[key]
+    started = min((turn.started for turn in turns if turn.started), default=0.0)
+    outcome = Outcome.UNGRADED if trace.reward is None else Outcome.FAILED
+    outcome = Outcome.SOLVED if (trace.reward or 0) >= 1 else outcome
+    rewards = () if trace.reward is None else (RewardPart("trace", trace.reward, primary=True),)
+    return Episode(
+        short_hash(trace.source),
+        trace.task or f"t-{short_hash(trace.ask())}",
+        pack=PACK,
+        family=trace.agent,
+        kind=KIND,
+        weights_version=next((turn.weights_version for turn in turns if turn.weights_version), ""),
+        turns=tuple(turns),
+        tokens=Tokens.concat(parts),
+        reward_parts=rewards,
+        outcome=Outcome.AGENT_ERROR if trace.error and trace.reward is None else outcome,
+        error=trace.error,
+        started=started,
+        ended=max((turn.started + turn.seconds for turn in turns), default=0.0),
+    )
+
+
+def _grouped(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
+    """Return each message with its role; answers of tools that follow each other are one turn."""
+    groups: list[tuple[str, list[Said]]] = []
+    for one in path:
+        role = str(one.message["role"])
+        if role == "tool" and groups and groups[-1][0] == role:
+            groups[-1][1].append(one)
+        else:
+            groups.append((role, [one]))
+    return groups
+
+
+def _turn(
+    index: int, parent: int, role: str, group: list[Said], turns: Sequence[Turn], count: int
+) -> Turn:
+    start = turns[-1].end if turns else 0
+    messages = tuple(one.message for one in group)
+    turn = Turn(index, role, messages, start, start + count, parent=parent)
+    turn = replace(turn, started=group[0].at, seconds=max(0.0, group[0].seconds))
+    if parent == index - 1:
+        turn = replace(turn, parent=None)
+    if role == "assistant":
+        return replace(turn, calls=calls_of(messages[0]), weights_version=group[0].model)
+    if role != "tool":
+        return turn
+    asked = [call.id for call in turns[parent].calls] if parent >= 0 else []
+    places: dict[Any, int] = {name: place for place, name in enumerate(asked)}
+    ordered = sorted(group, key=lambda one: places.get(one.message.get("tool_call_id"), len(asked)))
+    results = (
+        ToolResult(content_text(one.message["content"]), error=one.error, seconds=one.seconds)
+        for one in ordered
+    )
+    return replace(turn, results=tuple(results))
+
+
+def calls_of(message: Message) -> tuple[ToolCall, ...]:
+    """Return the calls of an assistant's message."""
+    return tuple(
+        ToolCall(
+            call["id"],
+            call["function"]["name"],
+            call["function"]["arguments"],
+            dumps(call["function"]),
+        )
+        for call in message.get("tool_calls", ())
+    )
+
+
+def _text(messages: Iterable[Message]) -> str:
+    """Return a turn's text for people: reasoning, content, calls."""
+    found = []
+    for message in messages:
+        if reasoning := message.get("reasoning_content"):
+            found.append(f"<think>\n{reasoning}\n</think>")
+        found.append(content_text(message.get("content")))
+        for call in message.get("tool_calls", ()):
+            found.append(f"<tool_call>\n{dumps(call['function'])}\n</tool_call>")
+    return "\n".join(filter(None, found))
+
+
+Note = Callable[[str], None]
+"""Takes a sentence about a part that was left out."""
+
+
+def tool_call(name: str, arguments: Any, id: str) -> dict[str, Any]:
+    """Return a call as a message has it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

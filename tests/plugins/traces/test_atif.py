@@ -1,0 +1,387 @@
+"""Episodes go out as ATIF v1.7 and come back whole; the files of others are read as far as they go."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from agentrl_cli.plugins.traces.atif_read import read
+from agentrl_cli.plugins.traces.atif_write import trajectory
+from agentrl_cli.plugins.traces.load import LARGEST
+from agentrl_cli.store import Store
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.types import (
+    ROOT,
+    TOP_K,
+    Episode,
+    Fact,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    TrainSignals,
+    Turn,
+    new_id,
+    supports,
+)
+from agentrl_cli.types.content import image_part
+from tests.helpers.cli import Cli
+
+SCHEMA = json.loads(Path(__file__).with_name("atif-v1.7.schema.json").read_text())
+"""Made of the pydantic models of Harbor 0.17, without its texts."""
+COUNT = int(os.environ.get("ATIF_EPISODES", "300"))
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+TEXTS = ("", "Grüße, 世界 🌍", "a\x00b\x1b[31m\n\\", "x" * 300, '{"a": [1]}', "<|im_end|>")
+
+
+def valid(found: Any) -> None:
+    """Check the schema and the rules that Harbor's validator adds to it."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    assert [step["step_id"] for step in found["steps"]] == [*range(1, len(found["steps"]) + 1)]
+    for step in found["steps"]:
+        calls = {call["tool_call_id"] for call in step.get("tool_calls", ())}
+        results = step.get("observation", {}).get("results", ())
+        assert {one["source_call_id"] for one in results if "source_call_id" in one} <= calls
+        only = {"metrics", "tool_calls", "reasoning_content", "model_name"} & step.keys()
+        assert step["source"] == "agent" or not only
+    inner = found.get("subagent_trajectories", [])
+    assert len({one["trajectory_id"] for one in inner}) == len(inner)
+    for one in inner:
+        valid(one)
+
+
+class Maker:
+    """Draws episodes: branches, images, malformed calls, odd numbers, with and without signals."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.rng = random.Random(seed), np.random.default_rng(seed)
+
+    def floats(self, *shape: int) -> Any:
+        found = self.rng.normal(-1, 3, shape).astype(np.float32)
+        odd = self.rng.random(shape)
+        found[odd < 0.1], found[odd > 0.97] = np.nan, -np.inf
+        return found
+
+    def tokens(self, n: int) -> Tokens:
+        ids, tops = self.rng.integers(0, 99, n), self.rng.integers(-1, 99, (n, TOP_K), np.int32)
+        sets = [None if self.dice.random() < 0.5 else np.arange(3, dtype=np.int32) for _ in ids]
+        floats = (self.floats(n), self.floats(n), self.floats(n))
+        origin = self.rng.integers(0, 6, n).astype(np.int8)
+        drawn = supports(sets) if self.dice.random() < 0.3 else None
+        return Tokens(ids.astype(np.int32), origin, *floats, tops, self.floats(n, TOP_K), drawn)
+
+    def signals(self, n: int) -> TrainSignals:
+        found: dict[str, Any] = {
+            field.name: None
+            if str(field.type).endswith("None") and self.dice.random() < 0.5
+            else self.floats(n)
+            for field in fields(TrainSignals)
+        }
+        return TrainSignals(**found | {"clipped": self.rng.integers(0, 5, n).astype(np.int8)})
+
+    def turn(self, index: int, start: int, n: int) -> Turn:
+        dice, some = self.dice, self.dice.choice
+        role = some(["system", "user", "assistant", "assistant", "tool"])
+        calls, results = [], []
+        content: Any = some(TEXTS)
+        if role == "assistant":
+            for number in range(dice.randrange(3)):
+                bad = dice.random() < 0.3
+                given = None if bad else {"q": some(TEXTS), "n": [number, None]}
+                calls.append(
+                    ToolCall(f"c{number}", "look", given, some(TEXTS), "bad" if bad else None)
+                )
+        if role == "tool":
+            for _ in range(dice.randrange(3)):
+                numbers = {"a": dice.choice([1.5, math.nan])}
+                images = (PNG,) * dice.randrange(2)
+                results.append(
+                    ToolResult(
+                        some(TEXTS), some([None, "timeout"]), 0.5, numbers, images, value=[1]
+                    )
+                )
+        shown = (PNG,) if role == "user" and dice.random() < 0.3 else ()
+        if shown:
+            content = [image_part(PNG, 4, 4, 1), {"type": "text", "text": content}]
+        parent = some([None, None, None, *range(-1, index)]) if index else None
+        message = {"role": role, "content": content, "reasoning_content": some(TEXTS)}
+        return Turn(
+            index,
+            role,
+            (message,) * some([0, 1, 1, 2]),
+            start,
+            start + n,
+            tuple(calls),
+            tuple(results),
+            some([None, StopReason.STOP]),
+            some(["", "run@3"]),
+            some([0.0, 1.7e9 + dice.random()]),
+            dice.random(),
+            some([None, 0.25]),
+            dice.random() < 0.1,
+            parent,
+            shown,
+        )
+
+    def episode(self) -> tuple[Episode, TrainSignals | None]:
+        dice, turns, start = self.dice, list[Turn](), 0
+        for index in range(dice.randrange(9)):
+            turns.append(self.turn(index, start, n := dice.randrange(6)))
+            start += n
+        parts = [
+            RewardPart(name, dice.choice([0.1, 1.0, math.nan]), 0.5, name == "a", "x", True)
+            for name in "ab"[: dice.randrange(3)]
+        ]
+        found = Episode(
+            new_id(),
+            "task",
+            "pack",
+            "family",
+            step=dice.choice([None, 3]),
+            group_id=dice.choice([None, "g"]),
+            sample=2,
+            seed=2**62,
+            kind="train",
+            weights_version="v",
+            turns=tuple(turns),
+            tokens=self.tokens(start),
+            reward_parts=tuple(parts),
+            outcome=dice.choice([*Outcome]),
+            flags=("LOOP",),
+            fact=str(Fact.TRAINED),
+            advantage=dice.choice([None, -0.3]),
+            started=1.5,
+            ended=2.5,
+        )
+        return found, self.signals(start) if dice.random() < 0.5 and start else None
+
+
+def test_forth_and_back() -> None:
+    """Every field and every bit of every array comes back, through text; each file is valid."""
+    maker = Maker(5)
+    for _ in range(COUNT):
+        episode, signals = maker.episode()
+        found = trajectory(episode, signals, "hash", masked=False)
+        text = dumps(found)
+        assert "NaN" not in text and "Infinity" not in text
+        valid(json.loads(text))
+        back = read(json.loads(text), "it", pytest.fail, lambda name: [])
+        assert isinstance(back, tuple) and back[2] == "hash"
+        assert repr(back[0].with_(tokens=Tokens.empty())) == repr(
+            episode.with_(tokens=Tokens.empty())
+        )
+        pairs: list[tuple[Any, Any]] = [(back[0].tokens, episode.tokens), (back[1], signals)]
+        for got, want in pairs:
+            for name in () if want is None else want.__slots__:
+                a, b = getattr(got, name), getattr(want, name)
+                if name == "support" and b is not None:
+                    a, b = repr([*(a if a is not None else ())]), repr([*b])
+                    assert a == b
+                elif b is not None:
+                    assert a.dtype == b.dtype, name
+                    np.testing.assert_array_equal(a, b, name)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
+    """A file that is imported elsewhere is exported as the same text; twice is once; secrets are masked."""
+    maker = Maker(7)
+    (tmp_path / "b").mkdir()
+    with Store.open(tmp_path / "a.db") as store:
+        for _ in range(40):
+            episode, signals = maker.episode()
+            store.episodes.add([episode])
+            if signals is not None:
+                store.signals.add(episode.id, signals)
+    cli("export", "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
+    ids = cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]
+    assert len(ids) == 40
+    cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
+
+    def bare(name: str) -> list[Any]:
+        found = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for one in found:
+            del one["session_id"], one["extra"]["agentrl"]["run_id"]
+        return found
+
+    assert bare("a.jsonl") == bare("b.jsonl")
+    cli("import", "atif", "a.jsonl", "--db", "b/b.db", said="is there already")
+    assert len(cli.json("ls", "--db", "b/b.db", "-n", "99")) == 40
+    secret = {"role": "user", "content": "my key: sk-" + "a1" * 20}
+    one = Episode("1" * 14, "t", turns=(Turn(0, "user", (secret,), 0, 1),), tokens=maker.tokens(1))
+    masked = trajectory(one, None)
+    valid(masked)
+    assert "a1a1" not in dumps(masked)
+    back = read(masked, "", pytest.fail, lambda name: [])
+    assert isinstance(back, tuple) and not len(back[0].tokens)
+    cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
+
+
+def foreign(steps: list[Any], **further: Any) -> dict[str, Any]:
+    agent = {"name": "terminus-2", "version": "2.0", "model_name": "some/model"}
+    return {
+        "schema_version": "ATIF-v1.6",
+        "session_id": "s",
+        "agent": agent,
+        "steps": steps,
+    } | further
+
+
+ASK = {
+    "step_id": 1,
+    "source": "user",
+    "message": "Fix the \x1b[31mtest",
+    "timestamp": "2026-10-05T12:00:00Z",
+}
+CALL = {
+    "step_id": 2,
+    "source": "agent",
+    "message": "Looking.",
+    "reasoning_content": "hm",
+    "timestamp": "2026-10-05T12:00:02Z",
+    "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"cmd": "ls"}}],
+    "observation": {"results": [{"source_call_id": "c1", "content": "a.py"}]},
+}
+DONE = {"step_id": 3, "source": "agent", "message": "Done.", "timestamp": "2026-10-05T12:00:05Z"}
+
+
+def test_replay_of_a_foreign_file(cli: Cli, tmp_path: Path) -> None:
+    """A file that no agentrl wrote opens without a project or a store; sub-agents and continuations are branches."""
+    inner = foreign([{**ASK, "message": "Look it up."}, DONE], trajectory_id="sub")
+    further = foreign([ASK, CALL, {**DONE, "message": "Done later."}])
+    (tmp_path / "next.json").write_text(json.dumps(further))
+    given = foreign(
+        [ASK, CALL, DONE],
+        subagent_trajectories=[inner],
+        continued_trajectory_ref="next.json",
+        final_metrics={"extra": {"reward": 1}},
+    )
+    (tmp_path / "trajectory.json").write_text(json.dumps(given, indent=1))
+    shown = cli("replay", "trajectory.json", "--plain")
+    for text in (
+        "Fix the",
+        "<think>",
+        "bash",
+        "a.py",
+        "Done.",
+        "Look it up.",
+        "Done later.",
+        "3 branches",
+    ):
+        assert text in shown, text
+    assert "\x1b" not in shown
+    found = cli.json("replay", "trajectory.json")
+    assert found["outcome"] == "solved" and found["branches"] == [
+        [0, 1, 2, 3],
+        [4, 5],
+        [0, 1, 2, 6],
+    ]
+    assert found["turns"][1]["calls"][0]["arguments"] == {"cmd": "ls"}
+    assert found["turns"][1]["seconds"] == 3.0 or found["turns"][0]["seconds"] == 2.0
+    assert found["n_model_tokens"] == 0 if "n_model_tokens" in found else True
+    assert not (tmp_path / "runs").exists()
+    cli("replay", "trajectory.json", "--svg", "shot.svg")
+    assert "bash" in (tmp_path / "shot.svg").read_text()
+
+
+def deep(levels: int) -> str:
+    return '{"schema_version": "ATIF-v1.7", "steps": ' + "[" * levels + "]" * levels + "}"
+
+
+def long_line(path: Path) -> None:
+    """Write a line that is too long between two trajectories."""
+    good = json.dumps(foreign([ASK, DONE])).encode()
+    with path.open("wb") as file:
+        file.write(good + b"\n")
+        file.seek(2 * LARGEST, 1)
+        file.write(b"\n" + good.replace(b"Done.", b"Other.") + b"\n")
+
+
+WRITERS: dict[str, tuple[Callable[[Path], object], str, int]] = {
+    "deep": (lambda path: path.write_text(deep(10_000)), "x.jsonl:1 is left out: it is nested", 0),
+    "types": (
+        lambda path: path.write_text(
+            json.dumps(foreign([7, {**ASK, "message": 5}, {**CALL, "tool_calls": [3]}, DONE]))
+        ),
+        "x.jsonl.steps[1] is left out: a int is not a message",
+        1,
+    ),
+    "steps": (lambda path: path.write_text(json.dumps(foreign({}))), "steps is not a list", 0),  # type: ignore[arg-type]
+    "clock": (
+        lambda path: path.write_text(json.dumps(foreign([DONE, ASK]))),
+        "the clock runs backwards at message 2",
+        1,
+    ),
+    "twice": (
+        lambda path: path.write_text((json.dumps(foreign([ASK, DONE])) + "\n") * 2),
+        "is there already",
+        1,
+    ),
+    "circle": (
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK], continued_trajectory_ref="x.jsonl"))
+        ),
+        "trajectories form a circle",
+        1,
+    ),
+    "outside": (
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK], continued_trajectory_ref="../../etc/passwd"))
+        ),
+        "is not a file beside",
+        1,
+    ),
+    "long": (long_line, "x.jsonl:2 is left out: it is longer than 64 MiB", 2),
+    "surrogate": (
+        lambda path: path.write_text('{"schema_version": "ATIF-v1.7", "steps": ["\\ud800"]}'),
+        "lone surrogate",
+        0,
+    ),
+    "own": (
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK], extra={"agentrl": {"tokenizer": 5, "reward_parts": [{}]}}))
+        ),
+        "read from its steps",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_hostile_files(cli: Cli, tmp_path: Path, name: str) -> None:
+    """A sentence with the place, the rest is read, and nothing is half-written."""
+    write, said, episodes = WRITERS[name]
+    write(tmp_path / "x.jsonl")
+    cli("import", "atif", "x.jsonl", "--db", "s.db", code=0 if episodes else 2, said=said)
+    assert len(cli.json("ls", "--db", "s.db")) == episodes
+    assert len(cli.json("ls", "runs", "--db", "s.db")) == min(episodes, 1)
+
+
+def test_parents_and_roots() -> None:
+    """An impossible parent, as in a half-written run, comes back as it was."""
+    turn = Turn(0, "user", ({"role": "user", "content": "a"},), 0, 1, parent=ROOT)
+    tokens = Tokens.from_ids([1], [Origin.USER])
+    found = read(
+        trajectory(Episode("0" * 14, "t", turns=(turn,), tokens=tokens), None),
+        "",
+        pytest.fail,
+        lambda name: [],
+    )
+    assert isinstance(found, tuple) and found[0].turns[0].parent == ROOT
