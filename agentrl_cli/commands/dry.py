@@ -171,7 +171,7 @@ def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None
     _print_memory(found, planned.verbose)
     if planned.gpu_bytes is None:
         narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
-    prompts, once = _prompts(config, found.row_tokens)
+    prompts, once = _prompts(config, found)
     if planned.verbose or not once:
         narrate(prompts)
     if not found.fits:
@@ -207,18 +207,22 @@ def _time(seconds: float, steps: int) -> str:
     return f"{low} to {high} s a step, {least / size:.0f} to {most / size:.0f} {unit} for {steps} steps"
 
 
-def _prompts(config: Config, most: int) -> tuple[str, bool]:
-    """Return how often the update computes a group's prompt, and whether that is once for every group."""
-    rollout = config.rollout
+def _prompts(config: Config, found: Plan) -> tuple[str, bool]:
+    """Return how often the update computes a group's prompt, and whether all groups cost the same for each token."""
+    rollout, most, kept = config.rollout, found.row_tokens, found.kept_tokens
     after, group = rollout.response_tokens, rollout.group_size
     rule = f"a group's prompt is computed once in the update if the group takes at most {most:,} tokens"
+    if kept < most:
+        rule += f" (beyond {kept:,} activations are recomputed: a third slower)"
     if after is None or after >= rollout.max_tokens:
-        return rule, group * rollout.max_tokens <= most
+        return rule, group * rollout.max_tokens <= kept
     prompt = rollout.max_tokens - after
     whole = prompt + group * after
-    if whole <= most:
-        text = f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
+    if whole <= kept:
+        text = f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {kept:,} fit"
         return text, True
+    if whole <= most:
+        return f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}", False
     times = min(group, -(-group * after // max(after, most - prompt)))
     text = f"with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times"
     return f"{rule}; {text}", False
@@ -229,8 +233,8 @@ def _report(found: Plan) -> dict[str, Any]:
     memory = {
         name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")
     }
-    names = "parameters trainable checkpointing aside row_tokens seconds_per_step fits".split()
-    return {"memory": memory, **{name: getattr(found, name) for name in names}}
+    names = "parameters trainable checkpointing aside kept_tokens row_tokens seconds_per_step fits"
+    return {"memory": memory, **{name: getattr(found, name) for name in names.split()}}
 
 
 def _parts(phase: Mapping[str, float]) -> str:

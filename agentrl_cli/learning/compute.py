@@ -99,7 +99,7 @@ class Compute:
         *,
         checkpoint: bool = False,
         aside: bool = False,
-        row_tokens: Callable[[], int] | None = None,
+        row_tokens: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         """`row_tokens`: see packing.Rows."""
         algo = config.algo
@@ -268,7 +268,8 @@ class Compute:
     def _logprobs(self, model: nn.Module, packed: Packed) -> Logprobs:
         advance()
         temperature = self.config.rollout.temperature
-        return logprobs(model, packed, temperature=temperature, checkpoint=self.checkpoint)
+        again = self.checkpoint or self.rows.recomputes(packed.tokens)
+        return logprobs(model, packed, temperature=temperature, checkpoint=again)
 
     def _add_up(self, loss: float) -> float:
         """Let gradients and loss be those of all ranks; here there is one."""

@@ -171,12 +171,20 @@ class Rows:
 
     Args:
         budget: Tokens of a micro-batch.
-        row_tokens: Returns how many tokens of a group the memory holds, if one is larger; None: the budget.
+        row_tokens: Returns how many tokens of a group the memory holds, with all activations and at most, if one is
+            larger than the budget; None: the budget.
     """
 
-    def __init__(self, budget: int, row_tokens: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, budget: int, row_tokens: Callable[[], tuple[int, int]] | None = None
+    ) -> None:
         self._budget, self._row_tokens = budget, row_tokens
-        self._longest, self._warned = 0, False
+        self._kept = self._longest = 0
+        self._warned = False
+
+    def recomputes(self, tokens: int) -> bool:
+        """Whether a row's activations do not fit into memory, and are recomputed in the backward pass."""
+        return self._kept < self._longest and tokens > self._kept
 
     def of(self, groups: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
         """`micro_batches` of some groups; logs once if a prompt is computed more than once."""
@@ -185,9 +193,8 @@ class Rows:
             (size for size in sizes if size[0]), key=lambda size: size[1], default=(0, 0)
         )
         if whole > self._budget and not self._longest:
-            self._longest = max(
-                self._budget, self._row_tokens() if self._row_tokens is not None else 0
-            )
+            limits = (0, 0) if self._row_tokens is None else self._row_tokens()
+            self._kept, self._longest = (max(self._budget, limit) for limit in limits)
         if whole > max(self._longest, self._budget) and not self._warned:
             self._warned = True
             _LOG.warning(

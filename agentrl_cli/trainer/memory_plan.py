@@ -51,8 +51,10 @@ class Plan:
     seconds_per_step: float
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
+    kept_tokens: int = 0
+    """Tokens of a group that fit into one row of the update: `train.token_budget`, and more if memory is free."""
     row_tokens: int = 0
-    """Tokens of a group that the update can compute in one row: `train.token_budget`, and more if memory is free."""
+    """The same if activations of a row longer than `kept_tokens` are recomputed."""
     aside: bool = False
     """Whether the optimizer's state is in the CPU's memory while a GPU samples episodes."""
 
@@ -103,8 +105,17 @@ def update_memory(config: MemorySettings, folder: Path, model: Any) -> dict[str,
     """Return how an update of this loaded model uses memory, as arguments of `Compute`.
 
     `checkpoint`: activations are recomputed, as configured or if they would not fit; `aside`: the optimizer's state
-    leaves the GPU while episodes are sampled; `row_tokens`: of a group in one row.
+    leaves the GPU while episodes are sampled; `row_tokens`: see packing.Rows.
     """
+    from agentrl_cli.learning.forward import way_of
+    from agentrl_cli.models.adapter import transformer
+
+    def row_tokens() -> tuple[int, int]:
+        found = plan(config, folder, held)
+        # Recomputing a padded model's row would compute its prompt for each episode.
+        packs = way_of(transformer(model)) == "packed"
+        return found.kept_tokens, found.row_tokens if packs else found.kept_tokens
+
     sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
     held, choice = float(sum(n * each for n, each in sizes)), config.train.checkpointing
     planned = choice == "auto" and sum(n for n, _ in sizes) >= SMALL
@@ -112,7 +123,7 @@ def update_memory(config: MemorySettings, folder: Path, model: Any) -> dict[str,
     return {
         "checkpoint": plan(config, folder, held).checkpointing if planned else choice == "on",
         "aside": on_gpu and plan(config, folder).aside,
-        "row_tokens": lambda: plan(config, folder, held).row_tokens,
+        "row_tokens": row_tokens,
     }
 
 
@@ -158,14 +169,22 @@ def plan(
     aside = aside and sum(rollout.values()) > sum(update.values())
     if aside:
         del rollout["optimizer"]
-    spare = max(0.0, SPARE * (available - sum(update.values())))
-    each = _token_bytes(config, shape, size, again=again)
-    longest = config.train.token_budget + int(spare / each)
-    seconds = 0.0
-    if gpu_bytes is None:
-        seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    kept, longest = (
+        _row_tokens(config, shape, size, available - sum(both_ways[way].values()), again=way)
+        for way in (again, again or choice == "auto")
+    )
+    seconds = 0.0 if gpu_bytes is not None else _step_seconds(config, count, device)
+    seconds *= 4 / 3 if again else 1
     sizes = (rollout, update, available, str(device), count, trained)
-    return Plan(*sizes, seconds, again, longest, aside)
+    return Plan(*sizes, seconds, again, kept, max(kept, longest), aside)
+
+
+def _row_tokens(
+    config: MemorySettings, shape: Mapping[str, int], size: int, free: float, *, again: bool
+) -> int:
+    """Return how many tokens a row of a group may have."""
+    each = _token_bytes(config, shape, size, again=again)
+    return config.train.token_budget + int(max(0.0, SPARE * free) / each)
 
 
 def _phases(

@@ -376,7 +376,7 @@ def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(
     ]
     assert len(Rows(45).of([group])) == 2 and "computed more than once" in caplog.text
     caplog.clear()
-    (row,) = Rows(45, lambda: 60).of([group])
+    (row,) = Rows(45, lambda: (60, 60)).of([group])
     assert len(row) == 4 and pack(select_segments([group], row)).tokens < 60 and not caplog.text
 
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.errors import ConfigError, NotFound, TrainingStopped
+from agentrl_cli.learning.compute import Compute, MicroBatch
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.optimizers import move_state
-from agentrl_cli.learning.packing import Segment
+from agentrl_cli.learning.packing import Segment, pack, select_segments
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens
 from tests.helpers.train import VOCABULARY
@@ -276,3 +278,31 @@ def test_paths_of_files_are_algorithms_too(
     monkeypatch.chdir(tmp_path)
     learner = Learner(model, config(algo={"advantage": "own.py:ones"}))
     assert learner.estimator.__name__ == "ones"
+
+
+@pytest.mark.parametrize(("limits", "passes"), [((99, 99), 1.0), ((40, 99), 2.0), ((40, 40), 3.3)])
+def test_a_long_prompt_costs_a_token_no_more_than_a_short_one_where_memory_allows(
+    model: Any, limits: tuple[int, int], passes: float
+) -> None:
+    def work(prompt: int) -> float:
+        """Return how often a token of the group is computed in an update, recomputations included."""
+        ids = np.arange(prompt + 4, dtype=np.int32) % VOCABULARY
+        group = [
+            Segment(np.append(ids[:prompt], [m] * 4), np.arange(len(ids)) >= prompt)
+            for m in range(4)
+        ]
+        compute = Compute(model, LearnerSettings.of(settings), row_tokens=lambda: limits)
+        done.clear()
+        for row in compute.split([group]):
+            batch = MicroBatch(select_segments([group], row))
+            logp = compute._logprobs(model, pack(batch.groups)).logp
+            torch.autograd.backward(logp.sum())
+        return sum(done) / pack([group]).tokens
+
+    done: list[int] = []
+    settings = config(train={"token_budget": 40})
+    work(20)  # the model is tried first
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda _, given: done.append(given[0].shape[1])
+    )
+    assert work(20) == 1 and work(39) == pytest.approx(passes, rel=0.15)

@@ -74,6 +74,16 @@ def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> 
     assert not of("auto", huge, held=1e18).checkpointing, "what is loaded already counts as room"
 
 
+def test_a_row_beyond_the_memory_for_its_activations_recomputes_them() -> None:
+    def of(choice: str) -> Plan:
+        settings = Config.model_validate({"train": {"checkpointing": choice, "token_budget": 4096}})
+        return plan(settings, bundled_model(), gpu_bytes=2**30)
+
+    auto, kept, again = of("auto"), of("off"), of("on")
+    assert 4096 <= auto.kept_tokens == kept.kept_tokens == kept.row_tokens
+    assert auto.row_tokens == again.row_tokens == again.kept_tokens > 2 * kept.row_tokens
+
+
 def test_a_small_model_is_not_planned_for_before_training() -> None:
     layer = torch.nn.Linear(4, 4)
     for name, wanted in (("auto", False), ("on", True), ("off", False)):
