@@ -69,6 +69,7 @@ PLUGINS: dict[str, str] = {
     "certify": "agentrl_cli.plugins.certify:OFFERS",
     "datasets": "agentrl_cli.plugins.datasets:OFFERS",
     "browser": "agentrl_cli.plugins.browser:OFFERS",
+    "ask": "agentrl_cli.plugins.ask:OFFERS",
     "bfcl": "agentrl_cli.plugins.bfcl:OFFERS",
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "failures": "agentrl_cli.plugins.failures:OFFERS",

@@ -11,7 +11,7 @@ OFFERS = {
     },
     "subcommands": {"tools serve": f"{HERE}.command:serve"},
     "examples": {
-        "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700")
+        "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --mcp --stdio")
     },
     "settings": {"tool_server": f"{HERE}.settings:ToolServerConfig"},
     "renamed": {

@@ -71,6 +71,13 @@ InvalidOption = Annotated[
         help="As in verl-tool: an action without a valid call ends its trajectory.",
     ),
 ]
+McpOption = Annotated[
+    bool,
+    typer.Option("--mcp", help="Speak MCP instead: streamable HTTP, a state for each session."),
+]
+StdioOption = Annotated[
+    bool, typer.Option("--stdio", help="With --mcp: on stdin and stdout, for one client.")
+]
 ParserOption = Annotated[str, typer.Option(help="Tool-call syntax of verl-tool's actions.")]
 
 
@@ -87,6 +94,8 @@ def serve(
     idle: IdleOption = 900.0,
     done_if_invalid: InvalidOption = False,
     parser: ParserOption = "hermes",
+    mcp: McpOption = False,
+    stdio: StdioOption = False,
     project: ProjectOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -99,6 +108,8 @@ def serve(
     """
     from agentrl_cli.agents.gateway.http import is_loopback
 
+    if (stdio and not mcp) or (mcp and socket is not None):
+        raise UsageError("--stdio goes with --mcp, and --socket without it.")
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError(
             "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
@@ -109,19 +120,9 @@ def serve(
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
     sessions = {name: one.session for name, one in packs_of(context, pack).items()}
-    asyncio.run(
-        _serve(
-            context,
-            tools,
-            path,
-            options,
-            parser,
-            (host, port, socket),
-            idle,
-            sessions,
-            allow_host or (),
-        )
-    )
+    listen, known = (host, port, socket), allow_host or ()
+    way = "stdio" if stdio else "http" if mcp else ""
+    asyncio.run(_serve(context, tools, path, options, parser, listen, idle, sessions, known, way))
 
 
 async def _serve(
@@ -134,13 +135,18 @@ async def _serve(
     idle: float,
     sessions: Mapping[str, Mapping[str, Any]],
     names: Sequence[str],
+    mcp: str,
 ) -> None:
     async with open_server(context, tools, journal, options, parser, sessions) as server:
+        if mcp == "stdio":
+            from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_stdio
+
+            return await serve_stdio(mcp_server(server.trajectories))
         ending = asyncio.Event()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, ending.set)
-        async with listening(server, *where, names) as address:
+        async with _listening(server, where, names, options["token"], idle, mcp) as address:
             echo(address)
             warn_bare(context.config.sandbox)
             if options["token"]:
@@ -156,6 +162,24 @@ async def _serve(
                 await server.trajectories.sweep(idle)
             server.draining = True
             await server.trajectories.shutdown()
+    return None
+
+
+def _listening(
+    server: ToolServer,
+    where: tuple[str, int, Path | None],
+    names: Sequence[str],
+    token: str,
+    idle: float,
+    mcp: str,
+) -> contextlib.AbstractAsyncContextManager[str]:
+    if not mcp:
+        return listening(server, *where, names)
+    from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
+
+    host, port, _ = where
+    found = [gethostname(), *names]
+    return serve_http(mcp_server(server.trajectories), host, port, token, found, idle)
 
 
 @contextlib.asynccontextmanager

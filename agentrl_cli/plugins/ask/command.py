@@ -1,0 +1,111 @@
+"""`agentrl mcp`: commands that only read, as MCP tools on stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.commands.options import StoreOptions
+from agentrl_cli.errors import MissingDependency
+from agentrl_cli.store.display import mask_text
+
+LONGEST = 12_000
+"""Characters of an answer."""
+PATIENCE = 120.0
+"""Seconds of a command."""
+
+
+def command(*, where: StoreOptions) -> None:
+    """Answer a coding agent over the Model Context Protocol, on stdin and stdout: runs, episodes, failures, why.
+
+    Nothing is changed, no code of the project is run, and every answer is at most 12,000 characters long.
+    """
+    make_server(where.find()).run("stdio")
+
+
+def make_server(db: Path) -> Any:
+    """Return the server of a store. Raises MissingDependency."""
+    try:
+        from mcp.server import MCPServer
+        from mcp.types import ToolAnnotations
+    except ImportError as error:
+        hint = "pip install 'agentrl-cli[mcp]'"
+        raise MissingDependency("agentrl mcp needs mcp.", hint=hint) from error
+    server = MCPServer("agentrl", instructions=INSTRUCTIONS)
+    reads = server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+
+    @reads
+    async def runs(offset: int = 0) -> str:
+        """List the runs, newest first: name, kind, status, steps, reward."""
+        return await _answer(db, ["ls", "runs"], offset)
+
+    @reads
+    async def run(name: str = "last", offset: int = 0) -> str:
+        """Show a run: settings, course, evaluations, alerts."""
+        return await _answer(db, ["show"], offset, name)
+
+    @reads
+    async def why(name: str = "last", offset: int = 0) -> str:
+        """Name the first fault of a training, or of an episode by its id, with evidence and a command."""
+        return await _answer(db, ["why"], offset, name)
+
+    @reads
+    async def failures(name: str = "last", offset: int = 0) -> str:
+        """Group the failed episodes of a run by what they did that the solved ones did not; with examples."""
+        return await _answer(db, ["failures"], offset, name)
+
+    @reads
+    async def episodes(filter: str = "", run: str = "", limit: int = 20, offset: int = 0) -> str:
+        """List episodes, newest first. filter: `outcome:failed tool:NAME reward:<0.5 task:ID step:40 flag:LOOP`."""
+        words = ["ls", f"--filter={filter}", f"--limit={max(limit, 1)}"]
+        return await _answer(db, [*words, *([f"--run={run}"] if run else [])], offset)
+
+    @reads
+    async def search(text: str, offset: int = 0) -> str:
+        """List episodes whose texts match a regular expression, with the places."""
+        return await _answer(db, ["ls", f"--grep={text}"], offset)
+
+    @reads
+    async def episode(id: str, offset: int = 0) -> str:
+        """Show an episode whole: turns, calls, answers, rewards, checks. Also last, best, worst."""
+        return await _answer(db, ["replay", "--plain", "--layer=plain"], offset, id)
+
+    return server
+
+
+INSTRUCTIONS = (
+    "The record of trainings of a tool-using model. Begin with `runs`, then `why` and `failures` of a run; `episode` "
+    "shows the text of one. What is longer than an answer goes on at `offset`."
+)
+
+
+async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> str:
+    """Return what a command prints, masked, from a character on. Raises ToolError with what it says it lacks."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    if name.startswith("-") or "/" in name or (name and Path(name).exists()):
+        raise ToolError(f"{name} is not the name of a run or an episode.")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentrl_cli", *words, *filter(None, [name]), "--db", str(db)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    except TimeoutError:
+        raise ToolError(f"No answer in {PATIENCE:.0f} seconds.") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode and not out:
+        said = mask_text(err.decode(errors="replace"))[-2000:].strip()
+        raise ToolError(said or "Nothing matches.")
+    text = mask_text(out.decode(errors="replace"))[max(offset, 0) :]
+    if len(text) <= LONGEST:
+        return text
+    return (
+        f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} characters follow: offset={offset + LONGEST}"
+    )

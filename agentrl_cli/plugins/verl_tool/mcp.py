@@ -1,0 +1,106 @@
+"""The tools by the Model Context Protocol: a trajectory for each session, with its state, sandbox and journal.
+
+Over HTTP a session is one of the handshake (its id is in a header). Clients of the protocol without sessions, of
+2026-07-28, are answered as by an older server, which they then shake hands with: state needs a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentrl_cli._version import __version__
+from agentrl_cli.agents.gateway.http import PageGuard, bearer, is_token, listening
+from agentrl_cli.errors import AgentRLError, MissingDependency
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
+from agentrl_cli.types import new_id
+
+VERSION = b"mcp-protocol-version"
+
+
+def mcp_server(trajectories: Trajectories) -> Any:
+    """Return the server of the tools. Raises MissingDependency."""
+    try:
+        from mcp import types
+        from mcp.server import Server
+    except ImportError as error:
+        raise MissingDependency(
+            "--mcp needs mcp.", hint="pip install 'agentrl-cli[mcp]'"
+        ) from error
+    opened: dict[str, str] = {}
+
+    async def list_tools(context: Any, _: Any) -> Any:
+        functions = [tool.schema["function"] for tool in trajectories.tools.values()]
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=one["name"],
+                    description=one["description"],
+                    input_schema={"type": "object", **one.get("parameters", {})},
+                )
+                for one in functions
+            ]
+        )
+
+    async def call_tool(context: Any, params: Any) -> Any:
+        request = context.request
+        session = "stdio" if request is None else request.headers.get("mcp-session-id", "")
+        try:
+            if session not in opened:
+                opened[session] = f"mcp-{new_id()}"
+                await trajectories.open(opened[session], {})
+            call = Call(opened[session], new_id(), params.name, params.arguments or {})
+            result = (await trajectories.call(call))["result"]
+        except AgentRLError as error:
+            result = {"text": str(error), "error": "failed", "images": []}
+        content: list[Any] = [types.TextContent(type="text", text=result["text"])]
+        for image in result["images"]:
+            content.append(types.ImageContent(type="image", data=image, mime_type="image/png"))
+        return types.CallToolResult(content=content, is_error=result["error"] is not None)
+
+    return Server(
+        "agentrl-tools", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
+    )
+
+
+async def serve_stdio(server: Any) -> None:
+    """Answer one client on stdin and stdout, until it leaves."""
+    from mcp.server.stdio import stdio_server
+
+    async with stdio_server() as (incoming, outgoing):
+        await server.run(incoming, outgoing, server.create_initialization_options())
+
+
+@contextlib.asynccontextmanager
+async def serve_http(
+    server: Any, host: str, port: int, token: str, names: Collection[str], idle: float
+) -> AsyncIterator[str]:
+    """Answer clients of streamable HTTP; yields the address."""
+    app = server.streamable_http_app(host=host, session_idle_timeout=idle)
+    async with server.session_manager.run():
+        guard = PageGuard(_Sessions(app, token), {"localhost", host, *names})
+        async with listening(guard, host, port) as address:
+            yield f"{address}/mcp"
+
+
+class _Sessions:
+    """ASGI middleware: the token, and the handshake instead of requests without a session."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+        headers = Headers(scope=scope)
+        if self._token and not is_token(self._token, bearer(headers.get("authorization", ""))):
+            answer = JSONResponse({"error": "Authorization: Bearer TOKEN is needed."}, 401)
+            return await answer(scope, receive, send)
+        if headers.get(VERSION.decode(), "") not in ("", *HANDSHAKE_PROTOCOL_VERSIONS):
+            scope = {**scope, "headers": [one for one in scope["headers"] if one[0] != VERSION]}
+        return await self._app(scope, receive, send)

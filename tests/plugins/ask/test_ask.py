@@ -1,0 +1,106 @@
+"""A coding agent asks the store, with the official client, why a run failed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import (
+    Episode,
+    Origin,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+mcp = pytest.importorskip("mcp")
+
+
+def episode(number: int, run: str, text: str) -> Episode:
+    """Return an attempt; those with an odd number call the wrong tool and fail."""
+    bad = number % 2
+    call = ToolCall("c", "guess" if bad else "look", {"q": "x"}, "")
+    said = {"role": "assistant", "content": text}
+    turns = (
+        Turn(0, "user", ({"role": "user", "content": "Find x."},), 0, 1),
+        Turn(1, "assistant", (said,), 1, 2, calls=(call,)),
+        Turn(2, "tool", ({"role": "tool", "content": "3"},), 2, 3, results=(ToolResult("3"),)),
+    )
+    return Episode(
+        f"{number:014d}",
+        "find",
+        run_id=run,
+        kind="rollout",
+        turns=turns,
+        tokens=Tokens.from_ids([1, 2, 3], [Origin.USER, Origin.FORCED, Origin.TOOL]),
+        reward_parts=(RewardPart("exact", 1.0 - bad, primary=True),),
+        outcome=Outcome.FAILED if bad else Outcome.SOLVED,
+        started=1e9 + number,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "agentrl.db"
+    with Store.open(path) as opened:
+        run = opened.runs.add(RunRow("", "first", kind="rollout", status="finished")).id
+        texts = ["key sk-" + "ab" * 20, *["word " * 9] * 6, ("long " * 30 + "\n") * 200]
+        opened.episodes.add(episode(number, run, text) for number, text in enumerate(texts))
+    return path
+
+
+async def test_why_a_run_failed(store: Path) -> None:
+    """Runs, failures, an episode in parts, secrets masked; nothing else can be read or changed."""
+    before = store.read_bytes()
+    words = ["-m", "agentrl_cli", "mcp", "--db", str(store)]
+    parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=store.parent)
+    async with mcp.Client(mcp.stdio_client(parameters)) as client:
+        tools = (await client.list_tools()).tools
+        assert {tool.name for tool in tools} == {
+            *"runs run why failures episodes search episode".split()
+        }
+        assert all(tool.annotations.read_only_hint for tool in tools)
+
+        async def ask(tool: str, **given: Any) -> tuple[str, bool]:
+            found = await client.call_tool(tool, given)
+            return "".join(one.text for one in found.content), bool(found.is_error)
+
+        assert "first" in (await ask("runs"))[0]
+        assert "guess" in (await ask("failures", name="first"))[0]
+        assert "4 of 8" in (await ask("failures"))[0]
+        listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
+        assert "00000000000007" in listed and "00000000000000" not in listed
+        assert "00000000000000" in (await ask("search", text="Find"))[0]
+        whole, _ = await ask("episode", id="00000000000000")
+        assert "look" in whole and "abab" not in whole
+        for name in ("--config", "../other", "missing"):
+            text, failed = await ask("episode", id=name)
+            assert failed and ("is not the name" in text or "No episode" in text)
+        assert "is not the name" in (await ask("failures", name="--scan=x.py:f"))[0]
+    assert store.read_bytes() == before
+
+
+async def test_answers_are_bounded(store: Path) -> None:
+    """A long answer is cut, and continues at an offset."""
+    from agentrl_cli.plugins.ask.command import LONGEST, make_server
+
+    client = mcp.Client(make_server(store))
+    async with client:
+        parts, offset = [], 0
+        while True:
+            given = {"text": "long", "offset": offset}
+            found = (await client.call_tool("search", given)).content[0].text
+            body, cut, rest = found.partition("\n… ")
+            parts.append(body)
+            assert len(body) <= LONGEST
+            if not cut:
+                break
+            offset = int(rest.rpartition("=")[2])
+        assert len(parts) > 1 and "".join(parts).count("long") > 1_000

@@ -1,0 +1,95 @@
+"""A pack's tools by MCP, with the official client: state per session, over stdio and streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
+from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
+from agentrl_cli.tools import Tool
+from tests.plugins.verl_tool.test_server import Tally
+
+mcp = pytest.importorskip("mcp")
+TOOLS = '''
+def add(by: int, ctx: ToolContext) -> str:
+    """Add to the total.
+
+    Args:
+        by: How much.
+    """
+    print("noise on stdout")
+    ctx.state["total"] = ctx.state.get("total", 0) + by
+    return str(ctx.state["total"])
+'''
+
+
+async def bump(client: Any, by: int) -> str:
+    found = await client.call_tool("bump", {"by": by})
+    return str(found.content[0].text)
+
+
+async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
+    """Sessions side by side keep their own totals; a wrong call, a wrong token and a page are refused."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    tools: list[Tool] = [Tally().tool]
+    journal = Journal(tmp_path / "j.db")
+    trajectories = Trajectories(tools, journal)
+    server = mcp_server(trajectories)
+    async with serve_http(server, "127.0.0.1", 0, "secret", (), 60.0) as address:
+        headers = {"Authorization": "Bearer secret"}
+
+        @contextlib.asynccontextmanager
+        async def client() -> Any:
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=None) as http,
+                mcp.Client(streamable_http_client(address, http_client=http)) as found,
+            ):
+                yield found
+
+        async def session(by: int) -> str:
+            async with client() as one:
+                for _ in range(3):
+                    said = await bump(one, by)
+                return said
+
+        said = await asyncio.gather(*(session(number) for number in range(1, 9)))
+        assert said == [str(3 * number) for number in range(1, 9)]
+        assert len(trajectories) == 8
+        async with client() as one:
+            assert [tool.name for tool in (await one.list_tools()).tools] == ["bump"]
+            wrong = await one.call_tool("bump", {"by": "much"})
+            assert wrong.is_error and "by" in wrong.content[0].text
+            assert (await one.call_tool("other", {})).is_error
+            assert await bump(one, 2) == "2"
+        async with httpx2.AsyncClient(timeout=None) as http:
+            assert (await http.post(address, json={})).status_code == 401
+            origin = {**headers, "Origin": "http://evil.example"}
+            assert (await http.post(address, json={}, headers=origin)).status_code == 403
+    await trajectories.shutdown(0.1)
+    journal.close()
+
+
+async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
+    """A pack's own tools; its prints do not disturb the protocol."""
+    (tmp_path / "tool.py").write_text("from agentrl_cli.tools import ToolContext\n" + TOOLS)
+    with contextlib.chdir(tmp_path):
+        assert main(["init", "shop", "--from", "tool.py"]) == 0
+    words = ["-m", "agentrl_cli", "tools", "serve", "--mcp", "--stdio", "--project", "shop"]
+    parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=tmp_path)
+    for _ in range(2):
+        async with mcp.Client(mcp.stdio_client(parameters)) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            assert {"add", "calculator"} <= names
+            for total in ("2", "4"):
+                found = await client.call_tool("add", {"by": 2})
+                assert found.content[0].text == total
