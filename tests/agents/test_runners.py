@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from agentrl_cli.agents.runners import AgentRollout, emit_reward
 from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.agents.runners.command import last_reward
+from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
@@ -732,3 +734,16 @@ def test_only_the_exception_that_ended_a_program_counts() -> None:
         "OSError" not in printed_names("OSError: logged\nKeyError: 'x'\n")
         and printed_names("") == ()
     )
+
+
+def test_servers_end_with_the_event_loop_without_an_error() -> None:
+    """The loop closed the generator of the socket and the one around it at once: an error after every run."""
+    said: list[Mapping[str, Any]] = []
+
+    async def main() -> Path:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        return Path(await EpisodeServer.here(CHAT).socket())
+
+    path = asyncio.run(main())
+    assert said == []
+    assert not path.parent.exists()

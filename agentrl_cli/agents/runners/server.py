@@ -172,13 +172,31 @@ class EpisodeServer:
         """
         async with self._opening:
             if name not in self._places:
-                server = make()  # its end is the event loop's, which closes what it generates
+                opened: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+                task = asyncio.create_task(_hold(make, opened))
                 try:
-                    self._places[name] = server, await server.__aenter__()
+                    self._places[name] = task, await opened
                 except (AgentRLError, OSError) as error:
                     message = getattr(error, "message", error)
                     raise EnvError(f"{name}: {message}") from error
         return cast(T, self._places[name][1])
+
+
+async def _hold(
+    make: Callable[[], contextlib.AbstractAsyncContextManager[T]], opened: asyncio.Future[T]
+) -> None:
+    """Keep a server open until the event loop ends, which cancels its tasks before it closes its generators.
+
+    A server that is left to those is closed by two at once, by the loop and by the generator around it.
+    """
+    try:
+        async with make() as value:
+            opened.set_result(value)
+            await asyncio.Event().wait()
+    except (AgentRLError, OSError) as error:
+        if opened.done():
+            raise
+        opened.set_exception(error)
 
 
 @contextlib.asynccontextmanager
