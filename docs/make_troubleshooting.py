@@ -73,7 +73,7 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     ("The KL explodes", "KL 爆炸", "kl_drift clip_drift collapse mismatch"),
     ("The reward rises, the answers get worse", "奖励在涨，答案却更差", "reward_hacking grader grader_noise"),
     ("Episodes are masked or skipped", "回合被屏蔽或跳过", "errors ungraded drift too_long bad_tokens"),
-    ("Good in training, not in evaluations", "训练里好，评测不好", "memorised leak few_rows"),
+    ("Good in training, not in evaluations", "训练里好，评测不好", "memorised leak few_rows off_reference"),
     ("Nothing more happens", "不再有变化", "all_solved process disk"),
 )  # fmt: skip
 ZH: dict[str, str] = {
@@ -108,6 +108,7 @@ ZH: dict[str, str] = {
     "leak": "评测集里有训练任务",
     "few_rows": "数据太少，学到的是答案本身",
     "memorised": "训练里变好，评测没有：记住了数据",
+    "off_reference": "曲线离开了这个任务包的参考范围：先查模板、奖励和学习率",
     "process": "训练进程已经不在",
     "disk": "磁盘快满了",
 }

@@ -40,6 +40,7 @@ Stop = Literal[
     "leak",
     "few_rows",
     "memorised",
+    "off_reference",
 ]
 """Names of rules (reports/diagnosis.py)."""
 

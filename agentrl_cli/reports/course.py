@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Any
 
+from agentrl_cli.reports import reference
 from agentrl_cli.reports.evidence import LEAST, Change, Evidence
 from agentrl_cli.reports.findings import HALF, HARDLY, Hit, outcomes, over, reasons
 from agentrl_cli.rollout.flags import short
@@ -242,6 +243,21 @@ def carry_over(e: Evidence) -> Change | None:
     ends = [(e.rates[n], e.evals[n].n_tasks) for n in (0, -1)]
     error = math.hypot(*(math.sqrt(p * (1 - p) / n) if n else 0.0 for p, n in ends))
     return Change(e.rates[0], e.rates[-1], max(LEAST, 2 * error))
+
+
+def off_reference(e: Evidence) -> Hit | None:
+    """Compare with the curves of the pack's reference, the share solved first."""
+    for key in ("solved", "reward"):
+        values = e.series(key)
+        if e.reference is None or not (since := e.reference.leaves(key, values)):
+            continue
+        low, high = e.reference.band(key)[len(values) - 1]
+        mean = reference.smooth(values)[-1]
+        differs = ", ".join(e.reference.differences(e.run.config))
+        words = {"key": key, "low": low, "high": high, "since": since}
+        words["differs"] = f" Set differently here: {differs}." if differs else ""
+        return Hit(mean, low if mean < low else high, words=words)
+    return None
 
 
 def moved_part(e: Evidence) -> str:

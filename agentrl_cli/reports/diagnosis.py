@@ -195,6 +195,12 @@ RULES: tuple[Rule, ...] = (
          "Solved in training {train}, but on tasks that it does not train on it {held}.",
          "It memorised its rows, or the two differ: add rows, and read what is solved in training only.",
          "agentrl eval RUN@last --split train"),
+    Rule("off_reference", "evaluation", "warn", course.off_reference,
+         "Since step {since} {key} is outside the reference curves of this pack: {value:.2f}, there {low:.2f} to"
+         " {high:.2f}.{differs}",
+         "The same model has learned these rows: compare template, reward and learning rate with a new copy's."
+         " A task that is meant to differ needs no reference.json.",
+         "agentrl config show"),
     Rule("process", "machine", "bad", course.process,
          "The training {text}.", "The store has all finished steps: correct that, and resume it.",
          "agentrl train --resume RUN"),

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean, variance
 from typing import Any
 
+from agentrl_cli.reports.reference import Reference
 from agentrl_cli.store.queries import message_lines
 from agentrl_cli.store.rows import EvalRow, RunRow
 from agentrl_cli.types import Episode, Task, ToolCall, ToolResult
@@ -82,6 +83,7 @@ class Evidence:
         moved: How far log-probabilities of the first evaluation's tokens have moved since, in nats on average.
         free: Bytes left on the disk of the store.
         changes: How the training healed; `steps` and `evals` lack those that it went back from.
+        reference: The curves that its pack has of such a training.
     """
 
     steps: Sequence[Metrics] = ()
@@ -97,6 +99,7 @@ class Evidence:
     moved: float | None = None
     free: int | None = None
     changes: Sequence[Mapping[str, Any]] = ()
+    reference: Reference | None = None
 
     @property
     def now(self) -> Metrics:

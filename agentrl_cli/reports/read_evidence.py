@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.reports import reference
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.store import RunRow, Store
 
@@ -40,6 +41,7 @@ def read_evidence(
     evals = [row for row in store.runs.evals(run.id) if row.step not in left]
     evals = [row for row in evals if row.pass_rate is not None]
     alerts = store.journal.folded_alerts(run.id)
+    kept = store.journal.newest_event(run.id, reference.EVENT)
     evidence = Evidence(
         [row for row in steps or store.runs.steps(run.id) if row["step"] not in {0, *left}],
         run=run,
@@ -52,6 +54,7 @@ def read_evidence(
         if evals
         else None,
         changes=changes,
+        reference=reference.parse_reference(kept) if kept else None,
     )
     if "episodes" in known:
         return replace(evidence, **known)

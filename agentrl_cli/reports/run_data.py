@@ -11,10 +11,13 @@ from typing import Any
 
 from agentrl_cli.reports.compare import METRICS, series, stored_name
 from agentrl_cli.reports.diagnosis import Finding
+from agentrl_cli.reports.reference import EVENT, parse_reference
 from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.types import kind_of
 
+Series = list[tuple[float, float]]
+"""(step, value) of a metric."""
 HIDDEN = frozenset({"step", "at"})
 SAME = 1e-8
 """Spread of rewards below which they are equal."""
@@ -151,6 +154,13 @@ class RunData:
         kl = algo.get("kl") if isinstance(algo, Mapping) else None
         weight = kl.get("coef") if isinstance(kl, Mapping) else None
         return bool(self.series("kl")) and weight != 0
+
+    def band(self, name: str) -> list[Series]:
+        """Return the lower and the upper edge of the pack's reference curves of a metric; none without a reference."""
+        found = (event["data"] for event in self.events if event["kind"] == EVENT)
+        kept: Mapping[str, Any] = next(found, {"curves": ()})
+        band = parse_reference(kept).band(name)[: self.step] if name in kept["curves"] else []
+        return [[(n, pair[edge]) for n, pair in enumerate(band, 1)] for edge in (0, 1) if band]
 
     @property
     def step(self) -> int:

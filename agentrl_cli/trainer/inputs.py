@@ -18,6 +18,8 @@ from pathlib import Path
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.reports.reference import EVENT as REFERENCE
+from agentrl_cli.reports.reference import read_reference
 from agentrl_cli.rollout.greedy import SUFFIX
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.codec import dumps
@@ -49,6 +51,8 @@ class Inputs:
     code: Mapping[str, str]
     """Maps the name of a file to its content."""
     tokenizer: str
+    folders: tuple[Path, ...] = ()
+    """The folders of the packs."""
 
     @classmethod
     def of(cls, tasks: Sequence[Task], packs: Iterable[Pack], tokenizer: str, base: Path) -> Inputs:
@@ -63,7 +67,18 @@ class Inputs:
             spec = load_yaml(pack.dir / "task.yaml")
             kept = {key: value for key, value in spec.items() if key not in TEXTS}
             code[_show(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
-        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer)
+        folders = tuple(pack.dir for pack in packs)
+        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer, folders)
+
+    def keep_reference(self, store: Store, run: RunRow) -> None:
+        """Keep the reference curves of the only pack of a run that begins, if they are of its model and these rows.
+
+        Raises DataError if they cannot be read.
+        """
+        if len(self.folders) == 1 and store.journal.newest_event(run.id, EVENT) is None:
+            rows = hash_rows("".join(self.rows))
+            if (kept := read_reference(self.folders[0], run.model, rows)) is not None:
+                store.journal.add_event(run.id, REFERENCE, kept)
 
     def settle(
         self,
@@ -144,6 +159,11 @@ def _cut_groups(
     for group, pack, task, count in store.stats.groups(run_id, done):
         if count < size or (greedy and group + SUFFIX not in baselines):
             yield group, _name(pack, task)
+
+
+def hash_rows(rows: str) -> str:
+    """Return one hash of the contents of stored rows, in any order."""
+    return _hash("".join(sorted(_contents(rows).values())))
 
 
 def _contents(rows: str) -> dict[str, str]:

@@ -269,11 +269,9 @@ class Trainer:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
         inputs = Inputs.of(self.collector.tasks, self.packs.values(), self.loaded.hash, self.base)
-        done, size, greedy = (
-            int(state.get("step", 0)),
-            self.config.rollout.group_size,
-            self.greedy is not None,
-        )
+        size, greedy = self.config.rollout.group_size, self.greedy is not None
+        done = int(state.get("step", 0))
+        inputs.keep_reference(self.store, self.run)
         if changed := inputs.settle(
             self.store, self.run, done, size, greedy=greedy, accept=self.accept_changes
         ):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.reports.evidence import Evidence
+from agentrl_cli.reports.reference import Reference
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.types import (
     Episode,
@@ -85,6 +86,7 @@ def tasks(count: int, split: str = "train", first: int = 0) -> dict[str, Task]:
 
 
 GOOD = [0.2 + 0.02 * n for n in range(30)]
+RISING = [0.5 + 0.03 * n for n in range(12)]
 FLAT = [0.5, 0.4, 0.6, 0.5] * 3
 RIGHT = {"t0": Task("t0", "p", "f", "train", (), {"answer": 7})}
 RAISED = ToolResult("KeyError: ('steel bolts are', 'Molde')", error="exception")
@@ -172,6 +174,9 @@ PLANTED: dict[str, Evidence] = {
     "leak": case(steps([0.5]), tasks={**tasks(40), **tasks(8, "validation")}),
     "few_rows": case(steps(FLAT), tasks=tasks(4)),
     "memorised": case(steps(GOOD), evals=[rate(0, 0.3, 40), rate(30, 0.3, 40)], tasks=tasks(40)),
+    "off_reference": case(
+        steps(FLAT), reference=Reference({"train.lr": 3e-3}, {"solved": [RISING, RISING]})
+    ),
     "process": case(
         steps(FLAT), run=RunRow("r", "demo", status="failed", error="the disk is full")
     ),

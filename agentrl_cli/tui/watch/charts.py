@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from agentrl_cli.reports.run_data import RunData
+from agentrl_cli.reports.run_data import RunData, Series
 from agentrl_cli.tui.common.charts import OVER, chart, short
 from agentrl_cli.tui.common.text import FAINT, wrap
 from agentrl_cli.tui.watch import panels
@@ -79,15 +79,15 @@ class Look:
         )
         return "   ".join(filter(None, parts))
 
-    def legend(self) -> list[Text]:
-        """Return the settings, and the names of the other runs in the colours of their curves; no line without any."""
+    def legend(self, data: RunData) -> list[Text]:
+        """Return the settings, and the names of the other curves in their colours; no line without any."""
         line = Text(self.describe(), FAINT, no_wrap=True)
+        line.append(
+            "   ⠒ the range of the reference curves of this pack" * bool(data.band("solved"))
+        )
         for n, other in enumerate(self.others):
             line.append(f"   ⠒ {other.run.name}", OVER[n % len(OVER)])
         return [line] if line.plain else []
-
-
-Series = list[tuple[float, float]]
 
 
 def cut(series: Series, look: Look, end: float) -> Series:
@@ -121,7 +121,7 @@ def chart_grid(data: RunData, width: int, height: int = 6, look: Look | None = N
     if not names:
         why = "No metric has such a name." if look.pattern else "No step has finished yet."
         return [Text(why, FAINT)]
-    lines = look.legend()
+    lines = look.legend(data)
     for start in range(0, len(names), columns):
         blocks = [
             one_chart(data, name, width // columns - 2, height, look)
@@ -146,6 +146,7 @@ def one_chart(
     if any(at):
         text += " vs " + " ".join(short(values[-1] if values else None) for values in at)
     dim = [cut(other, look, end) for other in theirs]
+    dim += [cut(edge, look, end) for edge in data.band(name)]
     marks = panels.control_steps(data) if name != EVAL else []
     unit = name in UNIT
     return chart(
@@ -185,7 +186,7 @@ def overview_charts(data: RunData, width: int, height: int, look: Look) -> list[
         still.insert(0, "KL no reference model")
     head = "no curve yet: " if not names else "does not move: "
     parts = wrap(head + ",  ".join(still), width - 1) if still else []
-    lines, under = look.legend(), [Text(part, FAINT, no_wrap=True) for part in parts]
+    lines, under = look.legend(data), [Text(part, FAINT, no_wrap=True) for part in parts]
     if not names:
         first = Text("No step has finished yet: the first curves need two.", FAINT)
         return [*lines, *(under or [first])]

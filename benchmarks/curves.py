@@ -1,0 +1,245 @@
+"""Reference curves of packs and of other projects' environments, and whether they find planted mistakes.
+
+    python benchmarks/curves.py make SOURCE [--python PATH] [--seeds 0 1 2] [--steps 60] [--work DIR] [--set K=V …]
+    python benchmarks/curves.py planted SOURCE …          wrong template, wrong reward, wrong learning rate
+    python benchmarks/curves.py table                     what the shipped ones say, as Markdown
+
+SOURCE is a pack (`calc-task`) or what `agentrl init --from` takes (`gym:FrozenLake-v1?is_slippery=false`). `make`
+trains it with each seed, as `agentrl init` and `agentrl train` do, and writes what `agentrl init` copies into a new
+project: `tasks/PACK/reference.json`, or `curves/ID.json` in the plugin's folder. Base and trained are the shares solved
+on the validation split before the first step and at its end, all seeds together, with Wilson's interval at 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli.evaluate.stats import wilson  # noqa: E402  # works without an installation
+from agentrl_cli.registry.plugins import offers  # noqa: E402
+from agentrl_cli.reports.reference import FILE, pick_settings  # noqa: E402
+from agentrl_cli.store import RunRow, Store  # noqa: E402
+from agentrl_cli.trainer.inputs import EVENT, hash_rows  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
+
+KEYS = (
+    "train.lr",
+    "rollout.group_size",
+    "rollout.prompts_per_step",
+    "rollout.temperature",
+    "rollout.max_turns",
+    "rollout.max_new_tokens",
+    "algo.advantage.name",
+    "algo.loss.name",
+    "model.chat.template",
+    "model.chat.parser",
+    "adapter.enabled",
+)
+"""Settings that a user is likely to change, kept with the curves."""
+DIGITS = 3
+PLANTED: dict[str, dict[str, Any]] = {
+    "learning rate × 30": {"lr": 30.0},
+    "learning rate ÷ 30": {"lr": 1 / 30},
+    "wrong template": {"template": True},
+    "wrong reward": {"reward": True},
+}
+TEMPLATE = """\
+{%- for message in messages %}{{ '[' + message['role'] + '] ' + (message['content'] or '') + '\\n' }}{% endfor -%}
+{%- if add_generation_prompt %}{{ '[assistant] ' }}{% endif -%}
+"""
+"""A template of another model family: no tools, no tokens of this one."""
+
+
+def agentrl(*args: str, cwd: Path) -> None:
+    """Run the command line like a user."""
+    print(f"$ agentrl {' '.join(args)}", file=sys.stderr, flush=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "agentrl_cli", *args], cwd=cwd, env=env, check=True)
+
+
+def make_project(source: str, folder: Path, python: str) -> Path:
+    """Return a new project of a source, without the reference that it may have."""
+    if not folder.is_dir():
+        words = [source, folder.name] if ":" not in source else [folder.name, "--from", source]
+        agentrl("init", *words, *(["--python", python] if python else []), cwd=folder.parent)
+    (folder / FILE).unlink(missing_ok=True)
+    return folder
+
+
+def train(project: Path, seed: int, args: argparse.Namespace, *more: str) -> RunRow:
+    """Return the row of a training with a seed; one that is in the store already is not repeated."""
+    if (found := _finished(project, seed)) is not None:
+        return found
+    sets = [word for one in args.set for word in ("--set", one)]
+    steps = ["--steps", str(args.steps)] if args.steps else []
+    agentrl("train", "--seed", str(seed), *steps, *sets, *more, cwd=project)
+    found = _finished(project, seed)
+    assert found is not None, f"{project}: seed {seed} has not finished"
+    return found
+
+
+def _finished(project: Path, seed: int) -> RunRow | None:
+    path = project / "runs" / "agentrl.db"
+    if not path.is_file():
+        return None
+    with Store.open(path, readonly=True) as store:
+        done = [row for row in store.runs.all() if row.kind == "train" and row.status == "finished"]
+        return next((row for row in done if row.seed == seed), None)
+
+
+def make(args: argparse.Namespace, work: Path) -> None:
+    """Train each seed, and write the reference."""
+    project = make_project(args.source, work / _slug(args.source), args.python)
+    runs = [train(project, seed, args) for seed in args.seeds]
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        steps = [[row for row in store.runs.steps(run.id) if row["step"] > 0] for run in runs]
+        inputs = [store.journal.newest_event(run.id, EVENT) or {} for run in runs]
+        rows = {hash_rows(one["rows"]) for one in inputs}
+        evals = [store.runs.evals(run.id) for run in runs]
+        curves = {
+            key: [[round(float(row.get(key, 0.0)), DIGITS) for row in seed] for seed in steps]
+            for key in ("solved", "reward")
+        }
+        content = {
+            "source": args.source,
+            "model": runs[0].model,
+            "rows": rows.pop(),
+            "seeds": args.seeds,
+            "settings": pick_settings(runs[0].config, dict.fromkeys(KEYS)),
+            "base": _rate([rows_[0] for rows_ in evals]),
+            "trained": _rate([rows_[-1] for rows_ in evals]),
+            "cpu_seconds": [round(sum(row.get("time/cpu", 0.0) for row in seed)) for seed in steps],
+            "machine": machine(),
+            "date": date.today().isoformat(),
+            "curves": curves,
+        }
+    where = place(args.source)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content).replace("], [", "],\n  [").replace('}, "', '},\n "')
+    where.write_text(text + "\n")
+    print(f"{where.relative_to(ROOT)}: {content['base']} to {content['trained']}")
+
+
+def _rate(rows: Sequence[Any]) -> dict[str, float]:
+    """The share solved over all seeds, with its interval."""
+    tasks = sum(row.n_tasks for row in rows)  # attempts at a task are alike: each counts once
+    rate = sum((row.pass_rate or 0.0) * row.n_tasks for row in rows) / tasks
+    low, high = wilson(rate, tasks)
+    values = (round(x, DIGITS) for x in (rate, low, high))
+    return dict(zip(("value", "low", "high"), values, strict=True))
+
+
+def place(source: str) -> Path:
+    """Return the file of a source's reference."""
+    kind, _, name = source.partition(":")
+    if not name:
+        return ROOT / "tasks" / kind / FILE
+    module = offers("programs")[kind].partition(":")[0]
+    folder = (ROOT / Path(*module.split("."))).parent
+    return folder / "curves" / f"{_slug(name)}.json"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name)
+
+
+def planted(args: argparse.Namespace, work: Path) -> None:
+    """Train with each planted mistake, and say at which step `off_reference` is first reported."""
+    kept = json.loads(place(args.source).read_text())
+    args.steps = args.steps or 20
+    for name, change in PLANTED.items():
+        folder = work / f"{_slug(args.source)}-{_slug(name)}"
+        project = make_project(args.source, folder, args.python)
+        shutil.copy(place(args.source), project / FILE)
+        more = []
+        if "lr" in change:
+            more += ["--lr", str(kept["settings"]["train.lr"] * change["lr"])]
+        if "template" in change:
+            (project / "other.jinja").write_text(TEMPLATE)
+            more += ["--set", "model.chat.template=other.jinja"]
+        if "reward" in change:
+            _spoil_reward(project)
+        run = train(project, 7, args, *more)
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            found = [row for row in store.journal.folded_alerts(run.id)]
+        steps = {str(row["name"]): row["first_step"] for row in found}
+        first = steps.pop("off_reference", None)
+        print(
+            f"| {args.source} | {name} | {first or 'not noticed'} | {', '.join(steps)} |",
+            flush=True,
+        )
+
+
+ALWAYS = """
+
+def always(episode, ctx):
+    return 1.0
+
+
+REWARDS = {**globals().get("REWARDS", {}), "always": always}
+"""
+
+
+def _spoil_reward(project: Path) -> None:
+    """Pay every attempt, besides what the pack pays."""
+    code, path = project / "task.py", project / "task.yaml"
+    code.write_text((code.read_text() if code.is_file() else "") + ALWAYS)
+    lines, part = path.read_text().splitlines(), "  always: {weight: 1.0}"
+    at = next((n for n, line in enumerate(lines) if line.startswith("rewards:")), None)
+    lines[:] = (
+        [*lines, "rewards:", part] if at is None else [*lines[: at + 1], part, *lines[at + 1 :]]
+    )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def table(args: argparse.Namespace, work: Path) -> None:
+    """Print base and trained of every shipped reference."""
+    print("| source | base | trained | steps | CPU s each |\n| --- | --- | --- | --- | --- |")
+    found = [*ROOT.glob(f"tasks/*/{FILE}"), *ROOT.glob("agentrl_cli/plugins/*/curves/*.json")]
+    for one in sorted(found):
+        kept = json.loads(one.read_text())
+        rates = [
+            "{value:.3f} [{low:.3f}, {high:.3f}]".format(**kept[n]) for n in ("base", "trained")
+        ]
+        seconds = " ".join(map(str, kept["cpu_seconds"]))
+        steps = len(kept["curves"]["solved"][0])
+        print(f"| `{kept['source']}` | {' | '.join(rates)} | {steps} | {seconds} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in {"make": make, "planted": planted, "table": table}.items():
+        command = commands.add_parser(name, help=(function.__doc__ or "").partition("\n")[0])
+        command.set_defaults(function=function)
+        if name != "table":
+            command.add_argument("source")
+            command.add_argument("--python", default="", help="the interpreter with its package")
+            command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+            command.add_argument("--steps", type=int, default=0)
+            command.add_argument("--set", action="append", default=[])
+            command.add_argument("--work", type=Path, help="keep the projects here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="agentrl-curves-") as folder:
+        work = (getattr(args, "work", None) or Path(folder)).absolute()
+        work.mkdir(parents=True, exist_ok=True)
+        args.function(args, work)
+
+
+if __name__ == "__main__":
+    main()
