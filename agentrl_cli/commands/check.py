@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,20 +20,12 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
-from agentrl_cli.commands.rollout import sample
-from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
-from agentrl_cli.evaluate.grader_attacks import attack_graders
-from agentrl_cli.evaluate.pack_check import check_pack
-from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
 from agentrl_cli.paths import find_pack, find_project
-from agentrl_cli.reports.diagnosis import diagnose, first_fault, report
-from agentrl_cli.reports.findings import reasons
-from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import load_pack
-from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.types import Episode
 
 RolloutsOption = Annotated[
     int,
@@ -75,6 +66,8 @@ def command(
     "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "finding": null, …}}]; spread is null if
     no rollout was made; its finding is as in `agentrl why --json`
     """
+    import asyncio
+
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
     names = packs or context.config.task.packs
@@ -97,6 +90,14 @@ def _try(
     context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
 ) -> dict[str, Any] | None:
     """Make rollouts of one pack, print their meaning for a training, and return it; None if no model can be loaded."""
+    import asyncio
+
+    from agentrl_cli.commands.rollout import sample
+    from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
+    from agentrl_cli.reports.diagnosis import diagnose, first_fault, report
+    from agentrl_cli.reports.findings import reasons
+    from agentrl_cli.reports.read_evidence import read_evidence
+    from agentrl_cli.store import Store
     from agentrl_cli.trainer.metrics import step_metrics
 
     name = model or context.config.model.name
@@ -135,6 +136,11 @@ def _try(
 async def _check(
     folders: list[Path], settings: SandboxConfig, every: bool, attack: bool
 ) -> list[dict[str, Any]]:
+    from agentrl_cli.evaluate.grader_attacks import attack_graders
+    from agentrl_cli.evaluate.pack_check import check_pack
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.tasks import load_pack
+
     results: list[dict[str, Any]] = []
     packs = [load_pack(folder) for folder in folders]
     async with AsyncExitStack() as stack:

@@ -22,9 +22,11 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import FilterOption, StoreOptions
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import UsageError
-from agentrl_cli.reports.compare import RunComparison, compare_runs
-from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.plain_text import cell
+
+if TYPE_CHECKING:
+    from agentrl_cli.reports.compare import RunComparison
+    from agentrl_cli.store import EvalRow
 
 if TYPE_CHECKING:
     from agentrl_cli.reports.rescore import Change
@@ -102,6 +104,8 @@ def command(
     JSON of --rewards: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta",
     "advantage_before", "advantage", "turns", "fact_before", "fact", "parts"}]}; for several estimators a list of these.
     """
+    from agentrl_cli.reports.compare import compare_runs
+
     if scoring:
         if after is not None:
             raise UsageError("--rewards scores one training again.", hint="Name one run.")

@@ -20,7 +20,6 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import FilterOption, RunStoreOptions, StoreOptions
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import StoreError, UsageError
-from agentrl_cli.store import maintenance
 from agentrl_cli.tui.common.plain_text import byte_size
 
 app = typer.Typer(
@@ -47,6 +46,8 @@ def status(
     where: StoreOptions,
 ) -> None:
     """Print sizes, counts and the version. --json prints {"path", "bytes", "rows": {"episodes": 12, …}, …}."""
+    from agentrl_cli.store import maintenance
+
     found = maintenance.status(where.find(), check=check)
     if json:
         echo_json(found)
@@ -79,6 +80,8 @@ def backup(
     where: StoreOptions,
 ) -> None:
     """Copy the store, compacted; a training may keep running. --json prints {"path", "bytes"}."""
+    from agentrl_cli.store import maintenance
+
     count = maintenance.backup(where.find(), target)
     answer(json, {"path": target, "bytes": count}, f"{target}: {byte_size(count)}.")
 
@@ -112,6 +115,8 @@ def prune(
 
     --json prints {"what", "episodes", "done"}.
     """
+    from agentrl_cli.store import maintenance
+
     if what not in maintenance.WHAT:
         raise UsageError(
             f"Unknown --what {what!r}.", hint=f"Choose from: {', '.join(maintenance.WHAT)}."
@@ -135,6 +140,8 @@ def prune(
 @app.command()
 def vacuum(json: JsonOption = False, *, where: StoreOptions) -> None:
     """Return unused space to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
+    from agentrl_cli.store import maintenance
+
     before, after = maintenance.vacuum(where.find())
     sizes = {"before": before, "after": after}
     answer(json, sizes, f"{byte_size(before)} → {byte_size(after)}.")
@@ -181,6 +188,8 @@ def delete(
     where: StoreOptions,
 ) -> None:
     """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
+    from agentrl_cli.store import maintenance
+
     done = []
     with where.open(readonly=False) as store:
         found = {item.id: item for item in map(store.runs.get, runs)}

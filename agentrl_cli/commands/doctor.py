@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl_cli.chat.audit import AuditReport
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
@@ -25,17 +23,14 @@ from agentrl_cli.commands.common import (
     warn,
 )
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.config import Config
-from agentrl_cli.doctor import Check
-from agentrl_cli.doctor.device import check_device
-from agentrl_cli.doctor.machine import check_machine
-from agentrl_cli.doctor.model import audit_template, check_abilities
-from agentrl_cli.doctor.sandbox import check_guarantees
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 from agentrl_cli.registry import resolve
-from agentrl_cli.sandbox import STRENGTH
-from agentrl_cli.store import Store
 from agentrl_cli.tui.common.plain_text import harmless
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat.audit import AuditReport
+    from agentrl_cli.config import Config
+    from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
     Path | None,
@@ -148,6 +143,8 @@ def _report(checks: Iterable[Check], width: int, as_json: bool) -> None:
 
 def _machine(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
     """Return the machine's checks with the project's settings: the defaults without one, or if they are invalid."""
+    from agentrl_cli.doctor.machine import check_machine
+
     config: Config | None = None
     base: Path | None = None
     try:
@@ -161,12 +158,16 @@ def _machine(project: Path | None, db: Path, sets: list[str] | None) -> Iterable
 
 
 def _device(device: str | None, seconds: float | None) -> Iterable[Check]:
+    from agentrl_cli.doctor.device import check_device
+
     narrate("sampling and updating a small model, beside transformers: about a minute")
     return check_device(device, seconds)
 
 
 def _model(model: str, project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
+    from agentrl_cli.doctor.model import check_abilities
     from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.store import Store
 
     context = open_project(project, sets=sets, required=False)
     with contextlib.ExitStack() as stack:
@@ -178,6 +179,10 @@ def _model(model: str, project: Path | None, db: Path, sets: list[str] | None) -
 
 def _workers(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
     """Check the workers that the project's configuration asks for, started as a run starts them."""
+    import asyncio
+
+    from agentrl_cli.doctor import Check
+
     context = open_project(project, sets=sets)
     check = resolve("doctors", {}, "cluster")
     found = asyncio.run(check(context.config, context.project, db, narrate))
@@ -185,6 +190,9 @@ def _workers(project: Path | None, db: Path, sets: list[str] | None) -> Iterable
 
 
 def _guarantees(level: str | None) -> Iterable[Check]:
+    from agentrl_cli.doctor.sandbox import check_guarantees
+    from agentrl_cli.sandbox import STRENGTH
+
     if level is not None and level not in STRENGTH:
         raise NotFound.of("isolation level", level, STRENGTH)
     narrate("running the self-test's hostile programs; they target canaries only")
@@ -194,6 +202,9 @@ def _guarantees(level: str | None) -> Iterable[Check]:
 
 
 def _audit(folder: Path, as_json: bool) -> None:
+    from agentrl_cli.config import Config
+    from agentrl_cli.doctor.model import audit_template
+
     if not folder.is_dir():
         from agentrl_cli.models.load import model_folder
 

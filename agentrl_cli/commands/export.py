@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,9 @@ from agentrl_cli.commands.options import FilterOption, ForceOption, MaskOption, 
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.registry import names as known_names
 from agentrl_cli.registry import resolve
-from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
-from agentrl_cli.reports.html import export_html
-from agentrl_cli.reports.report import make_report
-from agentrl_cli.reports.report_pages import write_report
-from agentrl_cli.store import Store
-from agentrl_cli.tui.common.reader import token_texts
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
 
 
 class Kind(StrEnum):
@@ -117,6 +114,10 @@ def _write_episodes(
     store: Store, ids: list[str], out: Path | None, kind: str, shown: tuple[bool, bool]
 ) -> int | None:
     """Write episodes to a file and return their number, or print them; `shown`: whether with tokens, whether masked."""
+    from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
+    from agentrl_cli.reports.html import export_html
+    from agentrl_cli.tui.common.reader import token_texts
+
     tokens, masked = shown
     if kind == Kind.html and out is not None:
         title = f"agentrl {ids[0] if len(ids) == 1 else out.stem}"
@@ -149,6 +150,10 @@ def _write_report(
     where: RunStoreOptions, run: str, out: Path | None, markdown: bool, how: tuple[bool, bool, bool]
 ) -> None:
     """Write the report of a run; `how`: whether to mask secrets, to overwrite, to print JSON."""
+    from agentrl_cli.reports.report import make_report
+    from agentrl_cli.reports.report_pages import write_report
+    from agentrl_cli.tui.common.reader import token_texts
+
     mask, force, json = how
     with where.open() as store:
         found = make_report(store, run, token_texts, masked=mask)

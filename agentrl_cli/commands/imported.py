@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,7 +11,9 @@ from agentrl_cli.commands.common import warn
 from agentrl_cli.errors import DataError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.store import Store
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
 
 app = typer.Typer(help="Episodes and models of other projects.", no_args_is_help=True)
 MOST = 8

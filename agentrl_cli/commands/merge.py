@@ -22,7 +22,6 @@ from agentrl_cli.commands.options import ForceOption, ProjectOptions, plugin_set
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.models.output_lock import writing
 from agentrl_cli.registry import resolve
-from agentrl_cli.store.checkpoint_names import full_name
 
 SourceArgument = Annotated[
     str,
@@ -60,17 +59,17 @@ def command(
     JSON: {"folder", "source", "adapter": true, "dtype": "float32", "files": […]}
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(
-            f"Unknown --dtype {dtype}.", hint="Choose auto, float32, bfloat16 or float16."
-        )
+        hint = "Choose auto, float32, bfloat16 or float16."
+        raise UsageError(f"Unknown --dtype {dtype}.", hint=hint)
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = where.open(required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):
         from agentrl_cli.models.merge import merge
         from agentrl_cli.store import Store
+        from agentrl_cli.store.checkpoint_names import full_name
 
-        exists = context.db.is_file()
-        with Store.open(context.db, readonly=True) if exists else nullcontext() as store:
+        opened = Store.open(context.db, readonly=True) if context.db.is_file() else nullcontext()
+        with opened as store:
             full = full_name(store, name, run) if store is not None else name
             if full is None:
                 hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"

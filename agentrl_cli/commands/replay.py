@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,17 +20,13 @@ from agentrl_cli.commands.common import (
     is_terminal,
     narrate,
 )
-from agentrl_cli.commands.imported import read_file
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.commands.place import place_in
-from agentrl_cli.commands.show import print_episode_json
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.store import Store
-from agentrl_cli.tui.common.layers import LAYERS
 from agentrl_cli.tui.common.plain_text import STEERS
-from agentrl_cli.tui.common.reader import holds_secret
-from agentrl_cli.tui.replay.plain import replay_lines, token_rows
-from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +124,9 @@ def command(
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a store that lasts as long, with the episodes of a file, and their ids. Raises UsageError, DataError."""
+    from agentrl_cli.commands.imported import read_file
+    from agentrl_cli.store import Store
+
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
         db = Path(folder) / "agentrl.db"
         with Store.open(db) as store:
@@ -172,6 +170,8 @@ def _first_of(store: Store, run_id: str | None, listed: ListOptions) -> str:
 
 
 def _require_no_secret(store: Store, episode: str) -> None:
+    from agentrl_cli.tui.common.reader import holds_secret
+
     if holds_secret(store, episode):
         raise UsageError(
             f"{episode} contains what looks like a secret, and a picture masks nothing.",
@@ -181,6 +181,10 @@ def _require_no_secret(store: Store, episode: str) -> None:
 
 def _print(store: Store, episode: str, shown: PlainOptions) -> None:
     """Print the episode as text, as wide as the terminal, 100 columns in a pipe; or as JSON."""
+    from agentrl_cli.commands.show import print_episode_json
+    from agentrl_cli.tui.common.layers import LAYERS
+    from agentrl_cli.tui.replay.plain import replay_lines, token_rows
+
     if shown.layer and shown.layer not in LAYERS:
         raise UsageError(f"Unknown layer {shown.layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
     if shown.tokens:
@@ -226,6 +230,10 @@ def _open(
 
 def _rerun(where: RunStoreOptions, episode: str, again: RerunOptions, *, as_json: bool) -> int:
     """Run the child process and print its events. Returns the exit status."""
+    import asyncio
+
+    from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
+
     if again.whatif is not None and again.verify:
         raise UsageError(
             "--verify runs the calls again, as `--whatif rerun` does: give only one of the two."

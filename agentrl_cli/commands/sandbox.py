@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn_unsafe
 from agentrl_cli.commands.options import SettingsOptions
-from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import UsageError
-from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.sandbox.results import package_names
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import SandboxConfig
 
 app = typer.Typer(
     help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True
@@ -49,6 +48,8 @@ def run(
     where: SettingsOptions,
 ) -> None:
     """Run a program as the model's code is run: isolated, limited, without network."""
+    import asyncio
+
     given = {file.name: _read(file) for file in files_in or []}
     try:
         code = sys.stdin.read() if str(file) == "-" else _read(file).decode().replace("\r\n", "\n")
@@ -101,6 +102,9 @@ async def _run(
     wanted: list[str],
 ) -> tuple[Any, dict[str, bytes | UsageError]]:
     """Return the result, and for each requested file its content or the error."""
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.sandbox.results import package_names
+
     async with await Sandbox.open(settings) as sandbox:
         warn_unsafe(sandbox)
         session = await sandbox.session(imports=package_names(imports, "--imports"))

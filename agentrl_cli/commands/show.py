@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,10 +10,9 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
 from agentrl_cli.commands.options import RunStoreOptions
 from agentrl_cli.errors import NotFound
-from agentrl_cli.reports.export import episode_object
-from agentrl_cli.reports.spans import of_episode, of_step, waterfall_lines
-from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import RunRow, Store
 
 
 def command(
@@ -42,6 +41,8 @@ def command(
     with --time {"title", "seconds", "spans": [{"kind", "start", "seconds", "label", "branch"}], "totals", "advice",
     "command"}.
     """
+    from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
+
     with where.open() as store:
         found = _find(store, name, where.run_id(store))
         if time or step is not None:
@@ -67,6 +68,9 @@ def command(
 
 
 def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool) -> None:
+    from agentrl_cli.reports.spans import of_episode, of_step, waterfall_lines
+    from agentrl_cli.store import RunRow
+
     shown = (
         of_step(store, found, step)
         if isinstance(found, RunRow)
@@ -78,6 +82,8 @@ def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool)
 
 def print_episode_json(store: Store, episode_id: str, *, tokens: bool = False) -> None:
     """Print an episode as `agentrl export` writes it."""
+    from agentrl_cli.reports.export import episode_object
+
     episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
     echo_json(episode_object(episode, signals, tokens=tokens))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -28,7 +27,6 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.store.display import image_line
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
@@ -144,7 +142,10 @@ def call(
 
     JSON: {"text": "42", "error": null, "seconds": 0.01, "level": "ns", …}
     """
+    import asyncio
+
     from agentrl_cli.chat.parsers.base import kind, read_json
+    from agentrl_cli.store.display import image_line
 
     given, problem = read_json(arguments)
     if problem or not isinstance(given, dict):

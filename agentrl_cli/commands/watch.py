@@ -11,7 +11,6 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_jsonl, is_terminal, narrate
 from agentrl_cli.commands.options import StoreOptions
-from agentrl_cli.store import Store
 
 POLL = 1.0
 
@@ -64,6 +63,7 @@ def watch_run(
 
 def _print_steps(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     """Print one line per finished step until the run ends."""
+    from agentrl_cli.store import Store
     from agentrl_cli.tui.watch.panels import step_line
 
     since = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +15,10 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import find_project
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.reports import diagnosis
-from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.store import Store
+
+if TYPE_CHECKING:
+    from agentrl_cli.reports.evidence import Evidence
+    from agentrl_cli.store import RunRow, Store
 
 
 def command(
@@ -45,6 +45,8 @@ def command(
     for each stage of the walk]}; of an episode {"episode", "outcome", "reasons": [{"name", "evidence", "turn"}]}; of a
     token {"episode", "turn", "token", "text", "probabilities", "start", "end", "groups": [{…}], "lost", "command"}
     """
+    from agentrl_cli.reports.read_evidence import read_evidence
+
     with where.open() as store:
         if (place := place_in(name)) is not None:
             return _explain_token(store, store.episodes.resolve(name), place, json, where)
@@ -56,14 +58,20 @@ def command(
             except NotFound:
                 raise nothing from None
         evidence = read_evidence(store, run)
+    _print_walk(run, evidence, json)
+
+
+def _print_walk(run: RunRow, evidence: Evidence, json: bool) -> None:
+    from agentrl_cli.reports import diagnosis
+
     found = diagnosis.diagnose(evidence)
     cause, summary = diagnosis.first_fault(found), diagnosis.summarise(evidence)
     following, lines = diagnosis.suggest(evidence), list(diagnosis.stages(found))
     if json:
         stages = [diagnosis.report(one) for one in lines]
         finding = diagnosis.report(cause) if cause else None
-        rest = {"finding": finding, "next": following, "stages": stages}
-        return echo_json({"run": run.name, "summary": summary, "healed": evidence.changes, **rest})
+        healed, rest = evidence.changes, {"finding": finding, "next": following, "stages": stages}
+        return echo_json({"run": run.name, "summary": summary, "healed": healed, **rest})
     echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
         echo(f"  {one.stage:<10}  ok")
@@ -84,6 +92,8 @@ def _explain_token(
 
 
 def _explain_episode(store: Store, id: str, json: bool) -> None:
+    from agentrl_cli.rollout.flags import find_flags
+
     episode = store.episodes.get(id)
     flags = find_flags(episode)
     if json:

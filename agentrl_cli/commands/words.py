@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
-from agentrl_cli.reports.legend import find_words, legend_lines
 
 
 def command(
@@ -20,6 +19,8 @@ def command(
 
     --json prints {section: {word: meaning}}.
     """
+    from agentrl_cli.reports.legend import find_words, legend_lines
+
     found = find_words(word)
     if json:
         return echo_json(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,3 +79,19 @@ def test_completion_of_runs_episodes_checkpoints_and_settings(
     assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
     (tmp_path / "agentrl.yaml").write_text("store: [")
     assert completion.runs("") == []
+
+
+def test_a_page_of_help_needs_no_arrays_settings_or_store() -> None:
+    code = """
+import sys
+from agentrl_cli.commands import commands, load_command
+for name in commands().keys() - {"ls", "import"}:
+    load_command(name)
+print({"torch", "numpy", "jinja2", "agentrl_cli.config.models", "agentrl_cli.store.connection"} & set(sys.modules))
+"""
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        == "set()\n"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,16 +19,9 @@ from agentrl_cli.commands.common import (
     narrate,
     warn,
 )
-from agentrl_cli.commands.init.draft import Draft, build
-from agentrl_cli.commands.init.sources import add_source, blank, finish
-from agentrl_cli.config import SandboxConfig, load_config
-from agentrl_cli.config.show import get, non_defaults, to_yaml
-from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.doctor.sandbox import sandbox_level, start
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
 from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, shipped_packs
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.sandbox import STRENGTH
 
 NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
@@ -139,6 +131,9 @@ def _new_pack(
     target: Path, name: str, sources: list[str], python: str, place: Path
 ) -> tuple[Path, list[str]]:
     """Write a pack for `target` under `place`; returns its folder, and notes for the user."""
+    from agentrl_cli.commands.init.draft import Draft, build
+    from agentrl_cli.commands.init.sources import add_source, blank, finish
+
     if not name.strip(".") or not name.isprintable():
         raise UsageError(
             f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens."
@@ -200,6 +195,8 @@ def _report(
 
 
 def _list(as_json: bool) -> None:
+    from agentrl_cli.config.yamlfile import load_yaml
+
     heads = {name: load_yaml(folder / "task.yaml") for name, folder in shipped_packs().items()}
     rows = [{"name": n, "description": head.get("description", "")} for n, head in heads.items()]
     if as_json:
@@ -210,6 +207,9 @@ def _list(as_json: bool) -> None:
 
 def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str:
     """Return the text of agentrl.yaml: the pack's defaults and the settings that people change first, with comments."""
+    from agentrl_cli.config import load_config
+    from agentrl_cli.config.show import get, non_defaults, to_yaml
+
     flags: dict[str, Any] = {**isolation, "task.packs": [str(source)]}
     if model is not None and is_bundled(model):
         flags["model.name"] = model  # instead of the pack's adapter, if it has one
@@ -231,6 +231,10 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
     """Return the sandbox settings to write, empty if the defaults work here. A level weaker than the pack's minimum
     (default
     `ns`) needs an explicit yes."""
+    from agentrl_cli.config import load_config
+    from agentrl_cli.doctor.sandbox import sandbox_level
+    from agentrl_cli.sandbox import STRENGTH
+
     if wanted is not None and wanted not in STRENGTH:
         raise NotFound.of("isolation level", wanted, STRENGTH)
     level, why, fix = sandbox_level()
@@ -259,6 +263,11 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
 
 def _missing(level: str) -> str:
     """Return why no sandbox of this level or stronger starts here; empty if one does, even if not the first choice."""
+    import asyncio
+
+    from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.doctor.sandbox import start
+
     try:
         asyncio.run(start(SandboxConfig.model_validate({"workers": 1, "min_level": level})))
     except SandboxUnavailable as problem:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.commands.common import narrate
-from agentrl_cli.config import ModelConfig
 from agentrl_cli.errors import MissingDependency, ModelError
 from agentrl_cli.errors import writing as disk_writing
-from agentrl_cli.models.adapter import short
-from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.output_lock import writing
-from agentrl_cli.models.save import quiet
 from agentrl_cli.paths import models_cache
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import ModelConfig
 
 DIGITS = {"smollm"}
 """Pre-tokenizers that split every digit off, of which transformers reads the rest alone."""
@@ -26,6 +25,8 @@ def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
 
     None if `name` is not such a file.
     """
+    from agentrl_cli.models.checkpoint import written_whole
+
     places = (base / Path(name).expanduser(), Path(name).expanduser())
     file = next((place for place in places if place.suffix == ".gguf" and place.is_file()), None)
     if file is None:
@@ -59,6 +60,9 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from agentrl_cli.models.adapter import short
+    from agentrl_cli.models.save import quiet
 
     quiet()
     # Plain weights: newer releases may keep them packed.

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import ModelError
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat.tokenizer import Tokenizer
 
 NORMAL, CONTROL, OWN, UNUSED = 1, 3, 4, 5
 """Kinds of tokens in GGUF; an OWN one is found in a text before anything is cut or merged."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.commands.common import warn
 from agentrl_cli.errors import ModelError, UsageError
 from agentrl_cli.errors import writing as disk_writing
 from agentrl_cli.plugins.pretrained.gguf_file import require_reader
 from agentrl_cli.plugins.pretrained.gguf_vocabulary import OTHERS, Vocabulary, find_vocabulary
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat.render import Chat
 
 NAMES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """Types of transformers' models to names in gguf.MODEL_ARCH."""
@@ -41,6 +42,9 @@ def write_gguf(folder: Path, kind: str) -> Path:
     """Write the model of a folder into it as a GGUF file with weights of a type of TYPES. Raises ModelError."""
     import gguf
     from transformers import AutoConfig
+
+    from agentrl_cli.chat.render import Chat
+    from agentrl_cli.chat.tokenizer import Tokenizer
 
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.model_type not in NAMES:
