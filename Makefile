@@ -12,11 +12,12 @@ TEMPLATES := .cache/templates/.fetched
 LAZY   := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check $(LAZY) -c constraints.txt
 # Two more than the cores: many tests wait for a process or a clock.
+SOME   := -m "not ray and not classes"
 JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 2 )))
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-ray attacks lint types check docs screens clean need need-sandbox
+.PHONY: help demo test test-core test-classes test-ray attacks lint types check docs screens clean need need-sandbox
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,10 +29,13 @@ demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evalu
 # Bytecode is kept even where a container's environment forbids it: a hundred processes of the suite import the package.
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 	@$(NEED) bubblewrap || echo "The strong sandbox is not tested." >&2
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not ray" $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(SOME) $(ARGS)
 
 test-core: $(VENV)/.dev $(TEMPLATES)  ## the core's suite in a copy without any plugin
-	rm -rf .cache/core && $(BIN)/python -m tests.helpers.core .cache/core -q -n $(JOBS) --dist worksteal -m "not ray" $(ARGS)
+	rm -rf .cache/core && $(BIN)/python -m tests.helpers.core .cache/core -q -n $(JOBS) --dist worksteal $(SOME) $(ARGS)
+
+test-classes: $(VENV)/.dev  ## every decoder class of transformers: sampled, trained, compared
+	$(BIN)/python -m pytest -q -n $(JOBS) -m classes $(ARGS) tests/inference/test_architectures.py
 
 test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2
@@ -48,7 +52,7 @@ lint: $(VENV)/.dev  ## ruff: rules and format
 types: $(VENV)/.dev  ## mypy --strict
 	$(BIN)/mypy
 
-check: lint types test test-ray  ## everything that .ci/run checks
+check: lint types test test-classes test-ray  ## everything that .ci/run checks
 
 docs: $(VENV)/.docs  ## the documentation in site/, with its generated pages
 	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py && $(BIN)/python docs/make_store.py && $(BIN)/python docs/make_algorithms.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl_cli.chat import template_limits
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_limits import MOST_STEPS
@@ -74,8 +75,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_template_that_does_too_much_is_refused_in_a_sentence(name: str) -> None:
+def test_a_template_that_does_too_much_is_refused_in_a_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, words = HOSTILE[name]
+    if words == "steps":  # what is counted is counted as well in a tenth of the time
+        monkeypatch.setattr(template_limits, "MOST_STEPS", MOST_STEPS // 10)
     with pytest.raises(TemplateError, match=words) as caught:
         ChatTemplate(source).render(HI)
     assert "\n" not in caught.value.message and caught.value.message.startswith(
@@ -83,13 +88,15 @@ def test_a_template_that_does_too_much_is_refused_in_a_sentence(name: str) -> No
     )
 
 
-def test_loading_such_a_model_ends_too() -> None:
+def test_loading_such_a_model_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that behaves until a tool is called is refused then; the others when the model is loaded."""
+    monkeypatch.setattr(template_limits, "MOST_STEPS", MOST_STEPS // 10)
     with pytest.raises(TemplateError, match="steps"):
         Chat(ByteTokenizer(HOSTILE["loops"][0]))
 
 
 def test_a_name_of_the_template_hides_no_count() -> None:
+    """Under the real limit."""
     hides = "{% set environment = 1 %}{% set step = 1 %}{% macro joined() %}{% endmacro %}"
     with pytest.raises(TemplateError, match="steps"):
         ChatTemplate(hides + HOSTILE["loops"][0]).render(HI)

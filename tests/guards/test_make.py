@@ -155,7 +155,7 @@ def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> Non
     machine.checkout()
     (tmp_path / "offline").touch()
     (tmp_path / ".cache" / "templates").mkdir(parents=True)
-    suite = "python -m pytest -q -n 4 --dist worksteal -m not ray"
+    suite = "python -m pytest -q -n 4 --dist worksteal -m not ray and not classes"
     fetching = "python -m tests.helpers.template"
     for offline in (True, False, False):
         if not offline:

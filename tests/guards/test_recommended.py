@@ -139,6 +139,7 @@ def _is_closed(line: str) -> bool:
         return False
 
 
+@cache
 def problem_of(line: str, mention: bool) -> str:
     """What is wrong with a command; empty if nothing is. `mention`: it may lack arguments."""
     if not _is_closed(line):
@@ -157,12 +158,15 @@ def problem_of(line: str, mention: bool) -> str:
     return ""
 
 
+loaded = cache(load_command)
+
+
 def _try(words: list[str], mention: bool) -> str:
     if words[0].startswith("-"):
         return ""
     if words[0] not in commands():
         return f"there is no command {words[0]}"
-    command, name, rest = load_command(words[0]), words[0], words[1:]
+    command, name, rest = loaded(words[0]), words[0], words[1:]
     while getattr(command, "commands", None):
         if not rest:
             return ""
@@ -183,7 +187,8 @@ def _try(words: list[str], mention: bool) -> str:
 
 def _values(given: dict[str, Any]) -> str:
     try:
-        load_config([], given.get("sets") or (), {})
+        if given.get("sets"):
+            load_config([], given["sets"], {})
         compile_filter(given.get("filter") or "")
     except AgentRLError as error:
         return error.message

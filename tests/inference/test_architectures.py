@@ -21,6 +21,8 @@ KINDS = {
     "BartForCausalLM": ("fallback", "padded"),
     "BertLMHeadModel": ("paged", "whole"),
     "Gemma3ForCausalLM": ("paged", "packed"),
+    "GptOssForCausalLM": ("paged", "padded"),
+    "CamembertForCausalLM": ("fallback", "whole"),
 }
 """Linear attention, convolutions, state spaces, latents, compression, chunks, positions and heads of their own."""
 
@@ -32,8 +34,16 @@ def test_numbers_are_those_of_the_plain_forward(name: str) -> None:
     assert found["logp"] < 1e-4 and found["gradient"] < 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in names() if name not in KINDS])
+REFUSED = ("CpmAntForCausalLM", "XLMWithLMHeadModel")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_causal_decoder_is_refused(name: str) -> None:
+    assert check(name)["refused"].startswith(f"{name} ")
+
+
+@pytest.mark.classes
+@pytest.mark.parametrize("name", [name for name in names() if name not in {*KINDS, *REFUSED}])
 def test_every_other_class_is_computed_or_refused(name: str) -> None:
     found = check(name)
     assert "failed" not in found
