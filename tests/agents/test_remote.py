@@ -162,29 +162,6 @@ async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
         pack_of(tmp_path / "odd", agent={"remote": "8500"})
 
 
-async def test_many_agents_share_the_tasks(tmp_path: Path) -> None:
-    address = free()
-    pack = pack_of(tmp_path, agent={"remote": address, "timeout": 600})
-    policy = ScriptedPolicy(lambda key, ids: "Yes.", CHAT.tokenizer, delay=0.01)
-    rollout = AgentRollout(
-        policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": LIMITS})
-    )
-    jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
-
-    async def work() -> None:
-        agent = Elsewhere(address)
-        while True:
-            found = await agent.claim()
-            await agent.ask(found)
-            await agent.say(found, "end", reward=float(found["task"]["id"][-1]))
-
-    workers = [asyncio.ensure_future(work()) for _ in range(6)]
-    episodes = await rollout.run(jobs)
-    for worker in workers:
-        worker.cancel()
-    assert [episode.reward for episode in episodes] == [float(job.task.id[-1]) for job in jobs]
-
-
 AGENT = """
 import json, os, sys, urllib.request
 OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open

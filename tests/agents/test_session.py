@@ -416,12 +416,3 @@ async def test_what_cannot_be_answered_is_refused_and_leaves_nothing() -> None:
         with pytest.raises(RequestError, match=text):
             await session.complete(ask(messages))
     assert session.tree.nodes == []
-
-
-async def test_a_policy_that_fails_leaves_nothing() -> None:
-    from agentrl_cli.errors import PolicyError
-
-    session = session_of(ScriptedPolicy(["x"], CHAT.tokenizer, context_length=5))
-    with pytest.raises((PolicyError, RequestError)):
-        await session.complete(ask([USER]))
-    assert session.tree.nodes == [] and not session.busy

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agentrl_cli.agents.runners import AgentRollout
@@ -41,34 +40,8 @@ def agent(task, base_url, api_key, model):
 SETTINGS = {"agent": "agent.py:agent"}
 
 
-async def test_a_model_learns_through_the_gateway(tmp_path: Path, model: Path) -> None:
-    """The bandit by an HTTP client: rewards rise, and what was sampled has the trainer's own log-probabilities."""
-    write_pack(tmp_path)
-    (tmp_path / "agent.py").write_text(AGENT)
-    train = {"steps": 12, "lr": 2e-2}
-    rollout = {"group_size": 8, "prompts_per_step": 4}
-    seen: list[dict[str, float]] = []
-    async with trainer_of(
-        tmp_path, model, task={"packs": ["."], **SETTINGS}, train=train, rollout=rollout
-    ) as trainer:
-        trainer.on_step = lambda step, metrics: seen.append(metrics)
-        run = await trainer.train()
-        episodes = episodes_of(trainer.store, run)
-    assert run.status == "finished" and len(episodes) == 12 * 32
-    assert all(
-        e.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS) for e in episodes
-    )
-    assert all(
-        [turn.role for turn in e.turns] == ["user", "assistant"] and e.trained_tokens
-        for e in episodes
-    )
-    assert max(metrics["sampling/sampling_logp_difference/max"] for metrics in seen) < 1e-4
-    rewards = [metrics["rewards/even/mean"] for metrics in seen]
-    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
-
-
 async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: Path) -> None:
-    """The same tasks and seeds give the same tokens, log-probabilities and facts, by both ways."""
+    """The same tasks and seeds give the same tokens and facts by both ways, so it learns what the loop learns."""
     found = []
     for name, task in (("own", {"packs": ["."]}), ("agent", {"packs": ["."], **SETTINGS})):
         (tmp_path / name).mkdir()
@@ -77,6 +50,8 @@ async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: 
         async with trainer_of(tmp_path / name, model, task=task, train={"steps": 1}) as trainer:
             run = await trainer.train()
             episodes = episodes_of(trainer.store, run)
+            (metrics,) = trainer.store.runs.steps(run.id)
+        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
         order = sorted(episodes, key=lambda e: (e.task_id, e.sample))
         found.append(
             [(e.task_id, e.tokens.ids.tolist(), e.reward, e.fact, e.weights_version) for e in order]

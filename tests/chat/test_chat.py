@@ -82,17 +82,6 @@ def play(
     return ids, messages
 
 
-def test_three_turns_of_deltas_equal_a_full_rendering(chat: Chat) -> None:
-    replies = [f"Let me see.\n{CALL_TEXT}", f"{CALL_TEXT}\n{CALL_TEXT}", "It is 42."]
-    ids, messages = play(chat, replies, [["42"], ["42\n", "\n 4 2"]], [PYTHON])
-    full = chat.render(messages, [PYTHON])
-    assert ids == full.ids[: len(ids)]
-    assert (
-        chat.decode(full.ids[len(ids) :]) == "\n"
-    )  # what the template writes after the last stop token
-    assert chat.conversation(messages, [PYTHON]).ids == ids
-
-
 def test_the_separator_after_the_stop_token_is_kept(chat: Chat) -> None:
     """verl#6921: the newline after <|im_end|> was lost at every assistant-tool boundary for a year."""
     delta = chat.extend(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import threading
 import time
@@ -108,24 +107,6 @@ def test_a_row_that_fails_its_schema(project: Path, cli: Cli) -> None:
     path = project / "data" / "train.jsonl"
     path.write_text(path.read_text() + '{"id": "train0", "prompt": "p"}\n')
     cli("train", code=2, said=(f"{path}:7", "line 1"))
-
-
-def test_a_store_from_a_newer_version_or_of_no_kind_is_left_as_it_is(
-    project: Path, cli: Cli
-) -> None:
-    path = project / "runs" / "agentrl.db"
-    Store.open(path).close()
-    with sqlite3.connect(path) as conn:
-        conn.execute("PRAGMA user_version=999")
-    conn.close()
-    for content, said in (
-        (path.read_bytes(), ("newer", "Upgrade")),
-        (b"not a database, but long enough to have been one " * 20, ("agentrl.db",)),
-    ):
-        path.write_bytes(content)
-        for args in (("train",), ("ls",), ("replay", "last")):
-            cli(*args, code=3, said=said)
-        assert path.read_bytes() == content
 
 
 def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:

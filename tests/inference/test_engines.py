@@ -201,35 +201,6 @@ def test_what_the_attention_does_not_know_is_refused() -> None:
         check_structure(model)
 
 
-async def test_latent_attention_takes_the_fallback() -> None:
-    """Its cache holds something else than the heads and widths of the configuration."""
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    torch.manual_seed(0)
-    make: Any = DeepseekV3ForCausalLM
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-    }
-    heads: dict[str, Any] = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 8,
-    }
-    widths: dict[str, Any] = {
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "first_k_dense_replace": 2,
-    }
-    model = make(DeepseekV3Config(**sizes, **heads, **widths, initializer_range=0.15)).eval()
-    policy = await check_against_generate(model, count=2)
-    assert policy.engine == "fallback"
-
-
 def test_soft_cap_and_sink_by_hand() -> None:
     q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
     v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)

@@ -14,8 +14,7 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
-from agentrl_cli.inference.request import Request
-from agentrl_cli.inference.sampler import draw, sample, uniforms
+from agentrl_cli.inference.sampler import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 from tests.helpers.local import STOP, VOCAB, greedy, policy_of, prompts, tiny
 
@@ -60,26 +59,6 @@ async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
     )
     by_layer = SimpleNamespace(intermediate_size=[64, 4864], hidden_size=896)
     assert prefill_tokens(by_layer, 4) == prefill_tokens(wide, 4), "the widest layer counts"
-
-
-async def test_tokens_are_drawn_in_parts() -> None:
-    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(0))
-    found = []
-    for most in (7, 3):
-        requests = [
-            Request(
-                key=str(n),
-                ids=np.zeros(1, np.int32),
-                sampling=Sampling(max_new_tokens=1),
-                future=asyncio.get_running_loop().create_future(),
-                uniforms=[n / 7],
-                started=0.0,
-            )
-            for n in range(7)
-        ]
-        sample(logits, requests, 64, most)
-        found.append([request.out for request in requests])
-    assert found[0] == found[1]
 
 
 async def test_what_is_shared_is_computed_once() -> None:
@@ -250,13 +229,6 @@ async def test_stop_ids_strings_and_limits() -> None:
         await policy.generate("f", [], Sampling())
     with pytest.raises(PolicyError, match=f"token {VOCAB}, and the model knows {VOCAB}"):
         await policy.generate("g", [1, VOCAB], Sampling())
-
-
-async def test_tokens_are_passed_on_as_they_come() -> None:
-    policy = policy_of(tiny())
-    heard: list[int] = []
-    said = await policy.generate("a", [7, 8], Sampling(max_new_tokens=5), on_token=heard.append)
-    assert heard == said.ids.tolist() and said.seconds > 0 and said.weights_version == "base"
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -85,15 +85,6 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
     assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
 
 
-def test_everything_at_once() -> None:
-    """Penalty on 1 (0.25 → 0.0625), 0 forbidden, temperature 1/2 (squares), top-k 2, then min-p."""
-    sampling = Sampling(temperature=0.5, top_k=2, repetition_penalty=2.0, bad_ids=(0,), min_p=0.1)
-    own, policy = sampled(sampling, [1], [])
-    squares = np.array([0.15**2, 0.1**2])
-    assert own[2:] == pytest.approx(squares / squares.sum(), abs=1e-6) and np.isnan(own[:2]).all()
-    assert policy[2:] == pytest.approx(squares / 0.345, abs=1e-6)
-
-
 def test_rows_do_not_meet() -> None:
     """A row without any of it keeps its numbers, whatever the others ask for."""
     logits = LOGITS.repeat(3, 1)

@@ -235,14 +235,6 @@ def test_pass_at_k_of_any_reward_against_all_subsets() -> None:
     np.testing.assert_allclose(scalars("pass_at_k", given(rewards, k=3)), expected, rtol=1e-5)
 
 
-def test_pass_at_1_is_grpo_with_the_population_deviation() -> None:
-    x = anything(3)
-    ratio = np.array(
-        scalars("pass_at_k", AdvantageInput(x.returns, x.groups, x.lengths, k=1, eps=0.0))
-    )
-    np.testing.assert_allclose(ratio, np.array(scalars("grpo", x)) * np.sqrt(4 / 3), rtol=1e-5)
-
-
 def test_gae_by_hand() -> None:
     # gamma .5, lam .5, values .2 .4, reward 1 at the end: deltas 0+.2-.2 = 0, 1-.4 = .6; A = .25·.6, .6
     x = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5)

@@ -21,7 +21,7 @@ from agentrl_cli.reports.rescore import estimate
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
 from tests.helpers.train import episodes_of, spawn, trainer_of
-from tests.learning.test_update import config, episodes, same, weights
+from tests.learning.test_update import config, episodes
 from tests.trainer.test_resume import ending, plan, project_of
 
 GAE = {"advantage": "gae", "value_lr": 1e-2}
@@ -41,22 +41,6 @@ def multi_turn(episode: Episode) -> Episode:
     return episode.with_(
         tokens=replace(episode.tokens, origin=origin), turns=turns if n - first > 3 else ()
     )
-
-
-def test_a_value_head_starts_at_zero_and_learns_the_return() -> None:
-    torch.manual_seed(0)
-    critic = Critic(4, Gae(name="gae", value_lr=3e-2, value_clip=None))
-    states = torch.randn(32, 4)
-    returns = (states[:, 0] > 0).float()
-    assert not critic.values(states).any()
-    losses = []
-    for _ in range(200):
-        values = critic.values(states)
-        loss, metrics = critic.loss(values, values.detach(), returns, 32)
-        losses.append(metrics["value/loss"])
-        loss.backward()  # type: ignore[no-untyped-call]
-        critic.step(1.0, 10.0)
-    assert losses[0] == pytest.approx(float(returns.mean()) / 2) and losses[-1] < 0.05
 
 
 def test_how_much_of_the_value_loss_reaches_the_policy() -> None:
@@ -225,16 +209,6 @@ def test_values_are_held_near_the_old_ones(start: Any) -> None:
             .metrics["value/clip_ratio"]
         )
     assert ratios[0] > 0.5 and ratios[1] == 0
-
-
-def test_without_a_weight_the_value_loss_leaves_the_policy_alone(start: Any) -> None:
-    """With advantages that are the same, whatever the head learns, the policies are the same too."""
-    groups, found = episodes(start, [[0, 1], [1, 0]]), []
-    for rate in (1e-3, 1e-1):
-        model = copy.deepcopy(start)
-        Learner(model, config(algo={**GAE, "value_lr": rate})).update(groups, 0)
-        found.append(weights(model))
-    assert same(found[0], found[1])
 
 
 # --- in the trainer --------------------------------------------------------------------------------------------------

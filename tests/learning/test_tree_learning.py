@@ -121,20 +121,6 @@ def test_the_gradient_is_that_of_the_hand_built_sequences(
     assert gradient.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "episode_mean"])
-def test_a_tree_weighs_as_much_as_the_same_episode_in_a_chain(start: Any, aggregation: str) -> None:
-    algo = {"advantage": "dr_grpo", "aggregation": aggregation}
-    found = {}
-    for name, said in (("tree", fork()), ("chain", chain())):
-        _, update = step(start, group(start, said, chain(), rewards=(1.0, 0.0)), algo=algo)
-        signals = update.signals["e0"]
-        mask = ~np.isnan(signals.weight)
-        found[name] = signals.weight[mask]
-        assert update.advantages == {"e0": 0.5, "e1": -0.5}
-    each = 0.5 / 12  # advantage by 12 tokens, or by 6 tokens and 2 episodes: both have 6 of the 12
-    assert found["tree"] == pytest.approx([each] * 6) and np.allclose(found["chain"], found["tree"])
-
-
 def test_seq_mean_weighs_branches_and_episode_mean_rollouts(start: Any) -> None:
     """Three branches of 3, 2 and 1 trained tokens beside a chain of 6."""
     weights = {}

@@ -130,23 +130,6 @@ def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
     assert update.metrics["sampling/sampling_logp_difference/max"] < 1e-4
 
 
-def test_advantages_are_relative_to_the_group(model: Any) -> None:
-    groups = episodes(model, [[0, 1], [5, 7]])
-    found = Learner(model, config(algo={"advantage": "dr_grpo"})).update(groups, 0).advantages
-    assert found == pytest.approx({"0-0": -0.5, "0-1": 0.5, "1-0": -1.0, "1-1": 1.0})
-
-
-def test_what_was_rewarded_becomes_more_likely(model: Any) -> None:
-    groups = episodes(model, SPREAD)
-    Learner(model, config()).update(groups, 0)
-    for episode in [episode for group in groups for episode in group]:
-        with torch.no_grad():
-            _, out = trained_logprobs(model, [[Segment.of(episode)]])
-        before = episode.tokens.logp_policy[episode.tokens.trained_mask].sum()
-        if episode.reward != 0.5:
-            assert (float(out.logp.sum()) > before) == (episode.reward == 1)
-
-
 def test_later_epochs_are_clipped_against_the_first_log_probabilities(model: Any) -> None:
     groups = episodes(model, SPREAD)
     learner = Learner(model, config(algo={"epochs": 6, "minibatches": 2}, train={"lr": 5e-2}))

@@ -154,16 +154,6 @@ def test_muon_takes_hidden_matrices_only() -> None:
     assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-async def test_a_run_with_offloaded_state_equals_one_without(tmp_path: Path, model: Path) -> None:
-    ends = []
-    for name in ("adamw", "adamw_offload"):
-        train = {"steps": 2, "optimizer": name, "lr": 1e-2}
-        async with trainer_of(tmp_path / name, model, train=train, deterministic=True) as trainer:
-            await trainer.train()
-            ends.append(flat(trainer.loaded.model))
-    assert torch.equal(ends[0], ends[1])
-
-
 def test_what_needs_a_gpu_or_a_package_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,22 +238,6 @@ async def test_parallel_calls_are_answered_in_order_and_no_more_than_allowed() -
     ] == ids
 
 
-async def test_a_slow_tool_times_out_and_the_episode_goes_on() -> None:
-    @tool(timeout=0.05)
-    async def sleep(seconds: float) -> str:
-        """Sleep.
-
-        Args:
-            seconds: How long.
-        """
-        await asyncio.sleep(seconds)
-        return "slept"
-
-    episode = await attempt(pack_of(tools=[sleep]), [call("sleep", seconds=9), "5"])
-    assert [result.error for result in observations(episode)] == ["timeout"]
-    assert episode.outcome is Outcome.SOLVED
-
-
 async def test_submit_ends_the_episode_and_the_reward_sees_the_answer() -> None:
     seen: list[Any] = []
 

@@ -18,7 +18,7 @@ from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, San
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.pool import SPARES
-from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
+from agentrl_cli.sandbox.runner_process import Process, Runner
 from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.session import TOOL as run_python
 from tests.helpers.processes import comes, commands, descendants, soon
@@ -137,15 +137,6 @@ async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
     assert await settled() == before
 
 
-async def test_requested_packages_can_be_imported(sandbox: Sandbox) -> None:
-    plain, numeric = await sandbox.session(), await sandbox.session(imports=("numpy",))
-    assert (await plain.cell("import numpy")).detail == "ModuleNotFoundError"
-    assert (
-        await numeric.cell("import numpy as np, numpy.polynomial; int(np.arange(5).sum())")
-    ).stdout == "10\n"
-    assert (await numeric.bash("ls /opt/packages")).stdout == "numpy\nnumpy.libs\n"
-
-
 async def test_a_weaker_level_is_an_error_and_never_a_fallback() -> None:
     with pytest.raises(SandboxUnavailable, match="weaker than") as caught:
         await Sandbox.open(SandboxConfig(backend="bare", min_level="ns"))
@@ -213,19 +204,6 @@ async def test_idle_runners_and_spare_boxes_are_checked(sandbox: Sandbox) -> Non
     newest = await stocked(sandbox)
     assert newest is not fresh and (await sandbox.run("print(1)")).stdout == "1\n"
     assert sandbox.counts == {Status.OK: 3}
-
-
-async def test_a_runner_that_leaves_pings_unanswered_is_replaced(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
-    await session.cell("x = 41")
-    (runner,) = sandbox.pool.runners[()]
-    assert isinstance(runner, Process)
-    for pid in descendants(runner.process.pid):
-        os.kill(pid, signal.SIGSTOP)
-    await sandbox.pool.inspect()
-    runner._asked -= PATIENCE + 1.0
-    await sandbox.pool.inspect()
-    assert not runner.alive and (await session.cell("x + 1")).stdout == "42\n"
 
 
 async def test_an_answer_during_a_busy_event_loop_counts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -291,30 +290,3 @@ def test_two_processes_create_and_share_one_store(path: Path) -> None:
                 ]
                 assert set(episode.tokens.ids.tolist()) == {n} and len(episode.tokens) == 180
         assert store.live.all() == []
-
-
-@pytest.mark.parametrize("lines", [1, 2, 11])
-def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> None:
-    writer = start(path, "run", -1)
-    assert writer.stdout is not None
-    seen = [writer.stdout.readline().split() for _ in range(lines)]
-    writer.send_signal(signal.SIGKILL)
-    seen += [line.split() for line in writer.stdout.read().splitlines() if len(line.split()) == 2]
-    writer.wait()
-    writer.stdout.close()
-    with Store.open(path) as store:
-        for episode_id, what in seen:
-            episode = store.episodes.get(episode_id)
-            if what == "end":
-                assert episode.outcome is Outcome.FAILED and len(episode.turns) == 3
-            else:
-                assert (
-                    len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
-                )
-        assert store.conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        running = [
-            row for row in store.episodes.rows(store.episodes.ids("outcome:none")) if row.running
-        ]
-        assert len(running) <= 1 and store.runs.get("run").state == "interrupted"
-        assert store.episodes.cancel("run") == len(running) and store.live.all() == []
-        assert store.episodes.ids("outcome:none") == []

@@ -253,17 +253,6 @@ def test_running_episode_counts_while_it_runs(store: Store) -> None:
     assert store.episodes.get(episode.id).outcome is None
 
 
-def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> None:
-    rng = np.random.default_rng(3)
-    episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 4)
-    write(store, episode)
-    shorter = episode.with_(
-        turns=episode.turns[:3], tokens=episode.tokens.slice(0, episode.turns[2].end)
-    )
-    store.episodes.finish(shorter)
-    assert same(store.episodes.get(episode.id), shorter)
-
-
 def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) -> None:
     episode = random_episode(np.random.default_rng(5))
     prompt, rest = episode.turns[0], episode.turns[1:]
@@ -576,23 +565,6 @@ def test_an_unknown_run_is_refused_and_holds_nothing_back(store: Store) -> None:
     with pytest.raises(StoreError, match="refused"):
         store.journal.add_log(None, "info", "next")
     assert len(store.journal.logs(None)) == 2
-
-
-def test_transaction_is_all_or_nothing(store: Store) -> None:
-    store.runs.add(RunRow(id="r1", name="a"))
-
-    def half_a_step() -> None:
-        with store.transaction():
-            store.runs.add_step("r1", 1, {"a": 1.0})
-            store.journal.add_log("r1", "info", "inside")
-            raise RuntimeError("crash")
-
-    store.journal.add_log("r1", "info", "before")
-    with pytest.raises(RuntimeError):
-        half_a_step()
-    assert store.runs.steps("r1") == [] and [line["text"] for line in store.journal.logs("r1")] == [
-        "before"
-    ]
 
 
 def test_an_inner_transaction_that_fails_is_taken_back_alone(store: Store) -> None:
