@@ -2,8 +2,6 @@
 which is removed at the end. So it runs with an empty home, and a user's own settings change no test.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

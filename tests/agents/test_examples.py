@@ -1,7 +1,5 @@
 """The examples run, and agent frameworks against the gateway fork no history that they keep."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -1,7 +1,5 @@
 """The gateway over HTTP: dialects, errors, streams, who is let in, what is refused and at what cost, who goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

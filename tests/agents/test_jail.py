@@ -1,7 +1,5 @@
 """Programs of agents in the sandbox: the model's server is reachable, and nothing else of this machine is."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """`agentrl serve`: what is served is what a training would see, adapters come and go, and episodes reach the store."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

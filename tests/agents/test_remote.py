@@ -1,7 +1,5 @@
 """Agents elsewhere: those that ask for tasks, and environments of other projects in an interpreter of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Agents of others as the rollout loop: a scripted model played by real clients over HTTP, and every way to end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

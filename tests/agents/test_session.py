@@ -1,7 +1,5 @@
 """A session over time, and its message tree: what matches, what forks; a branch is exactly what the model saw."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

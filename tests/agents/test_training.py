@@ -1,7 +1,5 @@
 """An agent that is trained, and one that is tried again: rerun, sampled from a turn, edited."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Worlds of other projects, played by the loop in an interpreter of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

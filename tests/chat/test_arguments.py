@@ -1,7 +1,5 @@
 """Validation of a call's arguments: the answers to the model, and schemas that cannot be used."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Delta rendering: the appended ids equal those of a full rendering, token for token."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -4,8 +4,6 @@ A scripted model answers in the family's own syntax; the real agent loop execute
 template's delta, and the drift guard compares each turn and the whole with the template's own rendering.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The drift guard: each kind of difference is found, classified and located; equal ids report nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

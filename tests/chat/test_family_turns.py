@@ -2,8 +2,6 @@
 would be skipped is reported before training. The templates are written here, so that nothing is fetched.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Hostile and absurd texts are read in time proportional to their length."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.agents.gateway.messages import assistant_message, without_echo

@@ -1,7 +1,5 @@
 """Golden transcripts of the core's tool-call syntaxes: good, several, malformed, cut off, and answers without calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.chat.parse import parse_text

@@ -3,8 +3,6 @@
 The real templates are read from TRL's wheel, pinned by version and hash; where it was not fetched these tests skip.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

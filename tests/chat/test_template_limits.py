@@ -1,7 +1,5 @@
 """Chat templates of strangers: whatever they do ends, in a sentence, and common ones are rendered as before."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.chat import template_limits

@@ -4,8 +4,6 @@ that are appended one by one equal the template's own rendering, or the template
 Where the templates were not fetched these tests skip (tests/helpers/template.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The effects of calls that are run again: files of the session, tables of a database."""
 
-from __future__ import annotations
-
 from agentrl_cli.chat_session.changes import compare_worlds
 from agentrl_cli.chat_session.rerun import rerun_calls
 from agentrl_cli.chat_session.whatif import rerun_object

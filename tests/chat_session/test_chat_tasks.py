@@ -1,7 +1,5 @@
 """Chat offers the pack's tasks and opens them; a model that loops over calls that cannot be run is stopped."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

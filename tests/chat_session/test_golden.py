@@ -5,8 +5,6 @@ code keeps them; what changes them on purpose writes them again (`CHAT_GOLDEN=wr
 tests/chat_session/test_golden.py`) and says why in its commit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """What-if: recorded calls run again, rewards computed again, continuing from a turn, children in the store."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """What users get wrong, one by one, through the command line: an exit code, a message, a hint, and nothing lost."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

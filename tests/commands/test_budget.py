@@ -1,7 +1,5 @@
 """Settings for a time: hand-computed choices, what the user set is kept, and the record in the store."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

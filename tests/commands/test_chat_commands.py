@@ -1,7 +1,5 @@
 """Every slash command of the chat, on the screen, as a person types it; and calls that are approved one by one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The frame of the command line: help, errors, exit codes, stdout for data. Commands have tests of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

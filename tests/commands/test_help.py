@@ -1,7 +1,5 @@
 """Help, completion and tables: what a terminal of 80 columns shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

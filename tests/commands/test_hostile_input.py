@@ -3,8 +3,6 @@
 Each kind of input has the cases that broke it once, and a few thousand seeded ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """`agentrl init`: a pack becomes a project, and nothing that was there is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Project folders whose names are not UTF-8, and terminals that can print ASCII alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """docs/real-run.md: its commands in order, on a tiny random model of Qwen2.5's architecture."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

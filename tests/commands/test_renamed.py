@@ -1,7 +1,5 @@
 """Every old name of a command or an option still parses, with all its options, and prints its new form."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

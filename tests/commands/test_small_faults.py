@@ -1,7 +1,5 @@
 """Small things that the command line said wrongly, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ls, show, export, runs, db, query, grep as a person runs them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

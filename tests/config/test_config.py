@@ -1,7 +1,5 @@
 """Layers of settings: precedence, the source of each value, and messages for mistakes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

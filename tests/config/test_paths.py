@@ -1,7 +1,5 @@
 """Where packs, project and store are found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

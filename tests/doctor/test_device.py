@@ -1,7 +1,5 @@
 """`agentrl doctor --gpu`: a device beside transformers, what is kept of it, and what then samples and updates."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

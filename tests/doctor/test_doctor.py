@@ -1,7 +1,5 @@
 """`agentrl doctor`: every check answers, and says what to do where something is missing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

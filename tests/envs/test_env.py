@@ -1,7 +1,5 @@
 """Environments: tools as the world, a simulated user, an Env of one's own, and what must be freed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence

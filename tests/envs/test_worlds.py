@@ -1,7 +1,5 @@
 """Worlds that answer by themselves, in rollouts, chats and what-ifs: simulated users, an environment of a pack."""
 
-from __future__ import annotations
-
 import io
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """`agentrl doctor --model`: what a model does with tools that it has never seen, and whether RL can begin."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

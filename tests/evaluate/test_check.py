@@ -1,7 +1,5 @@
 """The conformance check finds what it claims to find."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

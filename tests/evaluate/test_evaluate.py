@@ -1,7 +1,5 @@
 """Evaluation: hand-computed statistics, scores of made-up attempts, and whole evaluations with a scripted policy."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

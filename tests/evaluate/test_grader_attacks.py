@@ -1,7 +1,5 @@
 """Attacks find what planted graders pay for nothing, and leave sound ones alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/architecture.md is made from the code, and its walks are those of a real run."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Generated pages are current, every command is in them, and the pictures are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

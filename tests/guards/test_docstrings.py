@@ -1,7 +1,5 @@
 """The docstring of a function says what it does: it begins with a verb, or with Whether."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public names: sorted, complete, lazy. Importing the package is silent and free of torch."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`make demo` and `make test` from a bare machine: what is missing is installed where that is allowed, else named."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

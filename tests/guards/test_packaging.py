@@ -3,8 +3,6 @@
 The fresh environments have no packages of their own: a .pth lends them those of the environment that runs the tests.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

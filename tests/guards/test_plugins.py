@@ -1,7 +1,5 @@
 """A plugin is a folder and a line in the registry: without both of them everything else works."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The README's promises and its neighbours': the script runs and learns, the commands exist, the map is true."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

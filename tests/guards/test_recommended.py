@@ -4,8 +4,6 @@ A command in a text stands in backticks, or ends where the line, the sentence or
 (`agentrl watch   NAME`) and docstrings may name a command without what it needs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

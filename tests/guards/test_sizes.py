@@ -1,7 +1,5 @@
 """Budgets: a file has at most 400 lines, a class at most 250, a function at most 50."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Growth is compared between two sizes in one run (`tests/helpers/growth.py`) or c
 by its sign and without an end (`tests/helpers/processes.py`): pytest's own limit alone ends what hangs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import time

@@ -1,7 +1,5 @@
 """Small tokenizers and schemas that the chat tests share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

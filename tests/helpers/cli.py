@@ -1,7 +1,5 @@
 """The command line in this process: a call checks the exit status and the messages, and returns the data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@
 Left out are also the guards, which compare the documentation with all commands and settings.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

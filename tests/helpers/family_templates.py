@@ -3,8 +3,6 @@
 Where what a family ships differs in wording alone (system texts, how a schema is spelled), that is left out.
 """
 
-from __future__ import annotations
-
 # https://github.com/openai/harmony/blob/main/docs/format.md and the template of openai/gpt-oss-20b: the last answer
 # ends with <|return|>, earlier ones with <|end|>; the analysis before a call stays until a final answer follows.
 GPT_OSS = """\

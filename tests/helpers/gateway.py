@@ -1,7 +1,5 @@
 """A gateway over a scripted policy, served on a free port of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ results in a later step, as it would from a graph; and what a graph cannot recor
 Python must know, whose shape depends on numbers, or that bring numbers from the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the cost of work grows with its size, which a slow machine does not change."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small models with random weights, conversations with a policy, and what `generate` would have said."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

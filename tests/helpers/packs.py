@@ -1,7 +1,5 @@
 """A pack of a few files, played by a scripted model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks that every tool-call parser passes; the transcripts are in tests/chat, and in a plugin's own tests."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

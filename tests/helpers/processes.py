@@ -1,7 +1,5 @@
 """What tests ask about other processes, through /proc."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

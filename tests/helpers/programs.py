@@ -1,7 +1,5 @@
 """Agents of other projects: a worker that counts its imports, and published ones with a scripted model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

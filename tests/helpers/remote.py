@@ -5,8 +5,6 @@ https://docs.sglang.io/docs/basic_usage/native_api. Like the servers they refuse
 model's `generation_config.json` says where a request is silent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """An episode, its task and what reward functions say of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sandbox for a test, or a skip with the reason where none of the wanted level starts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ tensor as NumPy. In the sampling thread, so does a second wait for the device in
 process of its own: a backend cannot be removed.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chat's session over an environment, with a scripted model or any other policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ only read them, and skip where they are not there. Nothing of these packages is 
 llama-cpp-python's build for its name and version.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Imported by the server that `train_helpers.spawn` forks processes from: what each of them would do again."""
 
-from __future__ import annotations
-
 import sqlite_utils  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

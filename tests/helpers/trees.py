@@ -1,7 +1,5 @@
 """Hand-made episodes whose turns form a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the screen tests share: the visible text, and waiting for what a worker brings."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar

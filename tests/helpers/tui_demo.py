@@ -4,8 +4,6 @@ The texts are like those of `calc-task`; the numbers are made up but obey the ru
 only on sampled tokens, a few clipped ones).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 The chat and the what-ifs come from a list of events instead of a child process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence

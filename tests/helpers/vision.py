@@ -1,7 +1,5 @@
 """Small vision-language models with random weights in folders, as `save_pretrained` leaves them."""
 
-from __future__ import annotations
-
 import io
 import json
 from importlib import import_module

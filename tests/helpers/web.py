@@ -1,7 +1,5 @@
 """Small HTTP servers for tests, of JSON and of pages; one call of a tool; a headless browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Hooks are called in order, with the arguments they name; what fails is logged, or masks an episode."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Loggers: what reaches the libraries, and that a failing or hanging one never stops a run and is reported once."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

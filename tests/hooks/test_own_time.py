@@ -1,7 +1,5 @@
 """Limits on time: what others take of the machine does not count, and what hangs ends."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

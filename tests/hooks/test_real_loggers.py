@@ -1,7 +1,5 @@
 """Loggers with the real packages, offline: what they wrote is read back. Each test skips if its package is absent."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sqlite3

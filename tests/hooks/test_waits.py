@@ -1,7 +1,5 @@
 """Planted hangs: each is named by what has not come back, with its episode and arguments, and then goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

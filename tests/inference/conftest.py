@@ -1,7 +1,5 @@
 """Policies of the tests are closed after each."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Architectures of every kind of cache: sampled and trained with the numbers of their plain forward, or refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.errors import ModelError

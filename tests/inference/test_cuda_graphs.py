@@ -1,7 +1,5 @@
 """Captured decode steps, by a stand-in for CUDA graphs that replays tensor operations: the model's own numbers."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

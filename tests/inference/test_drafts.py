@@ -1,7 +1,5 @@
 """Drafts change no token: turns with them are turns without them, and where nothing repeats none are fed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every architecture, by every engine: the tokens and log-probabilities of the model's own `generate`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

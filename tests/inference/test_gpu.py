@@ -4,8 +4,6 @@ An operation on tensors of two devices, or of shapes or dtypes that do not fit, 
 kernel computes, and how fast, is not shown by this.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks that several sequences share: who uses them, and what a write does to the others."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

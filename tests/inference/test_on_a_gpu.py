@@ -1,7 +1,5 @@
 """On a real GPU: `pytest -m gpu`, or `python benchmarks/gpu.py`, which also measures. Skipped without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

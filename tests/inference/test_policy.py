@@ -1,7 +1,5 @@
 """The local policy: the numbers of the model's own `generate`, whatever else is in the batch."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

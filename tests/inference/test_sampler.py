@@ -1,7 +1,5 @@
 """Drawing, by hand-computed distributions: penalties, forbidden and forced tokens, min-p, both log-probabilities."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What sampling multiplies with: adapters added in float32 alone, never older weights, and the model as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A tensor on the wrong device fails here, and so does a read as NumPy, or a decod
 Not shown: kernels, streams, recomputed activations, quantised weights, and what asks for `cuda` by name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The model that the tests of updates start from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Advantage estimators against numbers worked out by hand, and against what must always hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every key of `algo` changes the number that it should, what cannot be is refused, and steered coefficients move."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace

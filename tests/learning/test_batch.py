@@ -1,7 +1,5 @@
 """The padded batch: layout by hand, masks, slicing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

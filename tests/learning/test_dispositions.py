@@ -1,7 +1,5 @@
 """What a step does with its episodes: a fact for every one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

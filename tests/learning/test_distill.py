@@ -1,7 +1,5 @@
 """On-policy distillation: numbers against a plain computation, hints, servers, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The packed forward gives the numbers and gradients of one episode at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

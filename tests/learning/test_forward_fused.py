@@ -1,7 +1,5 @@
 """Our own training forward under an adapter: the log-probabilities and gradients of transformers' and peft's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

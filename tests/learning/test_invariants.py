@@ -1,7 +1,5 @@
 """What must hold of every advantage estimator: order, shift, scale, zero mean; and unbiasedness where it is defined."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

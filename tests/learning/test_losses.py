@@ -1,7 +1,5 @@
 """Losses by hand, their weights against autograd, and micro-batches against the whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import e, exp, log
 from typing import Any

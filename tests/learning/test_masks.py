@@ -1,7 +1,5 @@
 """Tokens that are rejected or held: by hand, and in whole steps."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from math import exp, log

@@ -1,7 +1,5 @@
 """PPO's value head: by hand, multi-turn, with LoRA and full weights; the greedy baseline; both resume to the bit."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Training under the distribution that was sampled from: the tokens that truncation left are stored and used again."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

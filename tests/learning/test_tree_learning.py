@@ -1,7 +1,5 @@
 """Learning from episodes whose turns branch: gradients of hand-built sequences, weights of tokens, values, metrics."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

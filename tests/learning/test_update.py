@@ -1,7 +1,5 @@
 """One training step's arithmetic: micro-batches add up, every token's weight is what it says, and NaN stops it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Adapters and optimizers: rsLoRA and DoRA train, resume, merge; offloaded state gives AdamW numbers; QLoRA refuses."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

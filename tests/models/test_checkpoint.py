@@ -1,7 +1,5 @@
 """A checkpoint is whole or not there, wherever the process that wrote it was killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """An adapter goes onto the model it was trained on, and loading says nothing that its user cannot help."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

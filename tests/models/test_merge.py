@@ -1,7 +1,5 @@
 """`merge`: full weights and adapters become plain Hugging Face folders that transformers loads by itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """QLoRA on a CPU: a base in 4 or 8 bits, sampled, trained under an adapter, saved and resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images that tools answer: into the messages, the ids, the forward of sampling and of training, the store, exports."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

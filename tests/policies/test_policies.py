@@ -1,7 +1,5 @@
 """Policies without a model: scripted, and remote against stand-ins; and one of another project, named by its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training with a server that samples: new versions, restarts, faults, and answers that cannot be used."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

@@ -6,8 +6,6 @@ Whole weights and adapters, a temperature with processed log-probabilities, a mo
 stand-ins of test_remote.py speak the same formats and run everywhere; this shows that they do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Several servers behind one policy, and a server that is not there where a person waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The bundled model's data: what is in it, that its calls are right, and that nothing of a pack or a benchmark is."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

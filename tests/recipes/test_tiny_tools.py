@@ -1,7 +1,5 @@
 """The recipe of tiny-tools: its tokenizer, its size, and a training that stops and resumes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Python names before 0.1: every one of the tables still means the object that it meant, and names the new one."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

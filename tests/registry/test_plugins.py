@@ -1,7 +1,5 @@
 """Plugins of outsiders: found by an entry point and used as the shipped ones; a broken one is never in the way."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

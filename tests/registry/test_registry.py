@@ -1,7 +1,5 @@
 """Names to objects."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

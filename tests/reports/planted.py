@@ -1,7 +1,5 @@
 """One planted case for every rule of the diagnosis, small enough to read: what each test and docs page begins with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

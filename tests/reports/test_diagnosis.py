@@ -1,7 +1,5 @@
 """Each rule names its planted cause first, with a number and a command; sound trainings raise none."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

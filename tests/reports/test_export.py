@@ -1,7 +1,5 @@
 """Export, secrets, read-only SQL, searching text."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

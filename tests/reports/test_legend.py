@@ -1,7 +1,5 @@
 """The words of the screens: one record for the command, the key and the page."""
 
-from __future__ import annotations
-
 import json
 from typing import get_args
 

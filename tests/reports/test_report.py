@@ -1,7 +1,5 @@
 """Reports and HTML exports: what is in them, and that no text of an episode becomes markup or runs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import xml.etree.ElementTree as ET

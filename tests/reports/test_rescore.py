@@ -1,7 +1,5 @@
 """A run scored again: weights, functions and estimators by hand; what was trained on stays; filters read it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the time goes: spans by hand-computed numbers, of an episode and of a step."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Graders, tools, hooks and worlds that answer nothing, never answer, or would end the process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Reward parts: numbers and texts of people's functions, and what must never become a zero."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

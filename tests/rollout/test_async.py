@@ -1,7 +1,5 @@
 """Sampling beside the update: whole versions of the weights, bounded staleness, stragglers, resume."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Sequence

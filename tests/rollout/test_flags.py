@@ -1,7 +1,5 @@
 """Each rule with an episode that has it and one that has not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

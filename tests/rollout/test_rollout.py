@@ -1,7 +1,5 @@
 """The agent loop with a scripted policy and a byte tokenizer: every token, every ending, every limit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence

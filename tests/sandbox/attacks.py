@@ -5,8 +5,6 @@ program, which listens; a channel that stays open is measured in bits a second, 
 count as a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

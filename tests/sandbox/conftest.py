@@ -1,7 +1,5 @@
 """A sandbox with one worker for all tests of a file, and a session in it. A file's `SANDBOX` are its settings."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

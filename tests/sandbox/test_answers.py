@@ -1,7 +1,5 @@
 """Hostile code around an answer: it delays it, continues after it, or makes it too large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

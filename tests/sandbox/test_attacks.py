@@ -1,7 +1,5 @@
 """The hostile programs, the twenty ways to fake a test, and what is left after the host dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

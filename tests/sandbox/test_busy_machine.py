@@ -1,7 +1,5 @@
 """Other programs on the same processor: what a box waits for one counts neither against its limits nor its grade."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

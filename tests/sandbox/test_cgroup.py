@@ -1,7 +1,5 @@
 """Cgroups of version 2, against its files and, where one can be mounted, the kernel's own; and why no level starts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

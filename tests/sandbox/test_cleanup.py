@@ -1,7 +1,5 @@
 """A real run that is interrupted or killed leaves nothing behind; sessions get slots in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The docker level against a real engine: the same attacks and cheats, neighbours in one container, nothing left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

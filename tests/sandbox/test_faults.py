@@ -1,7 +1,5 @@
 """An infrastructure fault is tried once more on a fresh box; then the episode is skipped and never scored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The limits of an execution and of a session: each is named, counted, and shown to the model."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Packages, seeds and limits of sandbox sessions: from packs, tools, the configuration and the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """The pool: many sessions, lost and stuck runners, levels, packages, and nothing left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

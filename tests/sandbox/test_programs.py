@@ -1,7 +1,5 @@
 """Programs of a session: limits, the end of an interpreter, and none that affects the next."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest_asyncio

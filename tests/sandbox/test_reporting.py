@@ -1,7 +1,5 @@
 """What is shown of the sandbox: the level of every call, grades that the solution could have forged."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

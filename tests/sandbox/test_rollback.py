@@ -1,7 +1,5 @@
 """Rollback: a session's variables and files after a failed cell, and before an earlier call."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sandbox in a training: a pack's limits apply to its executions, and are counted in every step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

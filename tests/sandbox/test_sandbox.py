@@ -1,7 +1,5 @@
 """Executions, sessions, rollback, files, limits: each result by its name, and the next execution right."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sockets that honest programs need still work, and kills in other sessions change no result."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -1,7 +1,5 @@
 """The guest runs on every Python that the package supports, whichever runs the host."""
 
-from __future__ import annotations
-
 import subprocess
 from typing import Any
 

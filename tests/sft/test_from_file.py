@@ -1,7 +1,5 @@
 """Conversations of a file as demonstrations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes by path: a stranger's own, those of a checkout by their names, and the message for a missing one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fine-tuning on the store's best episodes: which ones, by their very ids; training goes on from the result."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

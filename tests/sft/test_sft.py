@@ -1,7 +1,5 @@
 """Supervised fine-tuning: demonstrations, drills, and that a seed decides the weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """A run belongs to one process at a time: claims are taken before anything is touched, and only from the dead."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

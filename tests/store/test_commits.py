@@ -1,7 +1,5 @@
 """A training that is killed between any two commits, and resumed, leaves the store that an uninterrupted one leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The store as a file: newer and foreign files, damage, a full disk, locks, several processes, `kill -9`."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The filter language against a small store whose answers are known, and its messages for typos."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Foreign keys: old stores with rows that refer to nothing, `kill -9` during their migration, and deleting."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Disks that are full or read-only, real ones: one sentence that says which, exit status 3, and no traceback."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A store that is deleted, replaced or emptied of a run while a training writes to it: an error in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """What exports mask, and that masking takes time in proportion to the text, whatever it says."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.store.display import mask, mask_text

@@ -1,7 +1,5 @@
 """A project that was moved, copied or renamed works, and a copy never touches the original's files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

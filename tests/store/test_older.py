@@ -1,7 +1,5 @@
 """Stores of an older schema, in use or not: read as they are, migrated by writers alone; copies and missing locks."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

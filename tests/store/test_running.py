@@ -1,7 +1,5 @@
 """Episodes that run wait in memory for a moment: no reader sees a difference, and `kill -9` takes that moment alone."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is written comes back, to others too: episodes token by token, branches, runs, steps, controls, marks."""
 
-from __future__ import annotations
-
 import math
 import re
 import sqlite3

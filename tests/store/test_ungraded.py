@@ -1,7 +1,5 @@
 """What was not graded has no reward: NULL in the store, in views, filters, orders, lists and exports, and never 0."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

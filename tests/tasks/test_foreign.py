@@ -1,7 +1,5 @@
 """What comes from others: packs are code, and stored text must not steer a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """A task of one's own: what `init --blank` and `--from` write, the estimate of `check`, a teacher, and the tutorial."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

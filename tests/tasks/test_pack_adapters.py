@@ -1,7 +1,5 @@
 """Packs with an adapter of their own: it is small, belongs to the bundled model, and is what a project trains on."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Packs as folders and from scripts: what they become, and what a mistake in one says. Rows are in test_tasks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

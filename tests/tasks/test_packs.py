@@ -1,7 +1,5 @@
 """The packs that ship: their data is what their generators make, and every row has what its pack declares."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows in several forms, from every kind of file, and from code; a bad one is reported with its place."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

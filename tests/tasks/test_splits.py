@@ -1,7 +1,5 @@
 """The rows that ship: no question stands in two splits, nor among the demonstrations that a shipped model was shown."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows are checked to the last field, and a mistake is reported with its place; so is a weight of no reward."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

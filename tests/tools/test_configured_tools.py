@@ -1,7 +1,5 @@
 """tools.yaml in the short form and with classes, limits of what tools return, tool_choice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

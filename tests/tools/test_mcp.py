@@ -1,7 +1,5 @@
 """MCP servers over stdio and streamable HTTP: a small server written with the same package."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

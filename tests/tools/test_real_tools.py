@@ -1,7 +1,5 @@
 """`sql` and `search`: what they answer, and what they refuse."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

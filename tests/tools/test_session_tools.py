@@ -1,7 +1,5 @@
 """`run_python`, `bash` and `files` in one session: what the model reads, and that links lead nowhere."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Tools: schemas from functions, checked calls, limits, and the built-in ones."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

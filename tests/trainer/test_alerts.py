@@ -1,7 +1,5 @@
 """Alerts: the first fault of a step, what stops a run; alerts fold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What changes between a kill and a resume is named, and no group holds episodes of two versions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Damaged checkpoints and model folders: found before they are used, named in a sentence, an older one taken."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`agentrl train --fit`, `--gpu-memory` and `--preset`: real shapes, planned for GPUs that are absent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 again (`AGENTRL_GOLDEN=write pytest tests/trainer/test_golden.py`) and says why in its commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A GPU fault that CUDA repeats until the process ends: a new process resumes the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from agentrl_cli.errors import PolicyError, device_fault

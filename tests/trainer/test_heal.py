@@ -1,7 +1,5 @@
 """Healing: when a fall is certain, which checkpoint and rate are taken, three changes, and the same after a resume."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

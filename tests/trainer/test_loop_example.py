@@ -1,7 +1,5 @@
 """examples/loop.py and `agentrl train` end with the same weights, byte for byte."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import runpy

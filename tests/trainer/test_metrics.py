@@ -1,7 +1,5 @@
 """The numbers of a step by hand, and CPU time with all descendants."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

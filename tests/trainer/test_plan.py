@@ -1,7 +1,5 @@
 """The memory plan: numbers from shapes, and a refusal that says what to change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A training that is killed or interrupted anywhere, and resumed, ends where an uninterrupted one ends: to the bit."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which groups a step is made of: dynamic sampling, curriculum, difficulty balance; length terms. Seeded, resumable."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from pathlib import Path

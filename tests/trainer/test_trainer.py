@@ -1,7 +1,5 @@
 """The trainer over a tiny random model: every episode has a fact, what was computed is stored, and it learns."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

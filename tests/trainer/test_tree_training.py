@@ -1,7 +1,5 @@
 """A training step over episodes that branch, from the store and back into it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a training evaluates on and chooses its best checkpoint by: never what it trains on, or is reported on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

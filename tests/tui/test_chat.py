@@ -1,7 +1,5 @@
 """Chat: the session's rules about tokens, the child process and its protocol, the line mode and the screen."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Replay and the list of episodes, driven by keys and mouse, read as messages, and printed without a screen."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

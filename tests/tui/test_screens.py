@@ -1,7 +1,5 @@
 """The runs screen, comparing, marks, exports, the user's keys and colours, and faults that trying showed."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -5,8 +5,6 @@ A change of a screen fails here with the text that is new; where it was meant:
     AGENTRL_SNAPSHOTS=update python -m pytest tests/tui/test_snapshots.py
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The pure parts of the screens: exact token texts, layers, line breaking, curves."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Watch: reads the store, writes only controls, survives whatever a run has left there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

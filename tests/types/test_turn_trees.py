@@ -1,7 +1,5 @@
 """Episodes whose turns branch: paths, token sequences and masks, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A coding agent asks the store, with the official client, why a run failed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

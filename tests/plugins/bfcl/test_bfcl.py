@@ -1,7 +1,5 @@
 """Multi-turn tasks of the Berkeley Function Calling Leaderboard as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

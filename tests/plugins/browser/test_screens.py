@@ -1,7 +1,5 @@
 """Screens in a browser: no access without the token, nor by another name."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Six faults are planted in a merged checkpoint and named; the clean one passes, in a folder and behind an address."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """HumanEval's, MBPP's, BFCL's and Spider's rows with the graders that ship."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A vLLM server that a run starts: its command, its end, its failures; and its sleep during updates."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

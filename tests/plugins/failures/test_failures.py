@@ -1,7 +1,5 @@
 """Planted failures are distinguished by what they did; scanners tag, and agree with people as far as they do."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Gymnasium and MiniGrid environments as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

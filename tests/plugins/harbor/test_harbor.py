@@ -1,7 +1,5 @@
 """Harbor task folders as packs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

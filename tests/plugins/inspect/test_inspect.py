@@ -1,7 +1,5 @@
 """Evals of Inspect as agents."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

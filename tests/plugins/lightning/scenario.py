@@ -3,8 +3,6 @@
 Ids and times differ from run to run, so they are left out or numbered in order of appearance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """APO: a script of Agent-Lightning's tunes its prompt with an OpenAI client, on the search of `agentrl optimize`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names of Agent-Lightning 0.x: signatures and behaviour are compared with those of the real package."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

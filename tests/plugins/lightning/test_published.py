@@ -7,8 +7,6 @@ autogen-agentchat, autogen-ext[openai,mcp], mcp-server-calculator, sympy, langgr
 langchain-openai, pandas, datasets, nltk, sqlparse, termcolor. Nothing is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Scripts written for Agent-Lightning train here: weights change, rewards rise, episodes hold the sampled tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """minimind's model, rows, tools and rewards as they are, from its weights to its own loader again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

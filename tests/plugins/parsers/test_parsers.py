@@ -1,7 +1,5 @@
 """Golden transcripts of the rarer tool-call syntaxes: good, several, malformed, cut off, answers without calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentrl_cli.chat.parse import parse_text

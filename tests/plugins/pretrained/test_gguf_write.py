@@ -1,7 +1,5 @@
 """`merge --gguf`: transformers, and llama.cpp where it is installed, read the model that was merged."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """A model from a package index and from a GGUF file; everything that can go wrong leaves nothing behind."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

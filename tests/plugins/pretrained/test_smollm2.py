@@ -1,7 +1,5 @@
 """The real model, if its folder is named: SMOLLM2_FOLDER=$(agentrl model get smollm2). Nothing is fetched here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`agentrl optimize`: a task whose answer depends on words of the system text, GEPA and APO, a kill, bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The screen of a prompt optimisation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of candidates: added by the first writer, read where missing, kept in stores of earlier versions."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

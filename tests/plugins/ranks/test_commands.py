@@ -1,7 +1,5 @@
 """A training on several ranks from the command line: one that dies, a resume with another number, bad settings."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

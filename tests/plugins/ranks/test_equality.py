@@ -1,7 +1,5 @@
 """The update on two ranks is that of one process: real processes, gloo, full weights and adapters, sharded or not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import multiprocessing

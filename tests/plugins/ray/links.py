@@ -1,7 +1,5 @@
 """Workers in this process, for tests and measurements: a service behind a link, or answers from a function."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import pickle

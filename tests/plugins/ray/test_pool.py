@@ -1,7 +1,5 @@
 """Jobs and faults of a pool of workers, how episodes travel, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import socket

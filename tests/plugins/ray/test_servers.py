@@ -1,7 +1,5 @@
 """Workers that sample from vLLM servers: each has the new adapter before a turn begins, and none is cut off."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any

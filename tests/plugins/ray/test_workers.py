@@ -1,7 +1,5 @@
 """A training whose episodes processes make: the same weights and episodes, also if workers die or hang meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

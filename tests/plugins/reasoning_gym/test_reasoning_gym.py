@@ -1,7 +1,5 @@
 """Families of reasoning-gym as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

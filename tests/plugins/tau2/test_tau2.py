@@ -1,7 +1,5 @@
 """Tasks of tau2-bench as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from agentrl_cli.types import Outcome

@@ -1,7 +1,5 @@
 """Who taught a token, in a real training of the bundled model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

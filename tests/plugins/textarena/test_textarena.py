@@ -1,7 +1,5 @@
 """Games of TextArena as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Challenges of TextWorld as worlds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Episodes go out as ATIF v1.7 and come back whole; the files of others are read as far as they go."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """TRL's environment classes and reward functions."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 TRL itself is asked where it is installed (`pip install trl==1.16.*`); without it the documented values are the test.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

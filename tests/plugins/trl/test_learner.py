@@ -1,7 +1,5 @@
 """`trainer.kind: trl`: what TRL cannot follow is refused; TRL computes the gradient of our trainer, and resumes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

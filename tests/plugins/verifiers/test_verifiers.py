@@ -1,7 +1,5 @@
 """Tasksets of verifiers as agents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

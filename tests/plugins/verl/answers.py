@@ -3,8 +3,6 @@
 VERL_PYTHON tests/plugins/verl/answers.py    scores of both modules as JSON, by the verl of that interpreter
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """verl's own files beside a pack, without verl: relative imports, scorers, odd return types, a pack without task.py."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """verl's scorers here and in verl: a table of hard answers, and 3,000 random ones each where verl is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """verl's tools, interactions, settings, rewards and rows, where verl is not installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

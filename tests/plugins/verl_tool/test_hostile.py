@@ -1,7 +1,5 @@
 """Hostile texts and bodies: read in linear time, answered with a sentence."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A pack's tools by MCP, with the official client: state per session, over stdio and streamable HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """Code that a tool server runs in the sandbox: limits, and seeds that outlive it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

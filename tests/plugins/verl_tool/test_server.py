@@ -1,7 +1,5 @@
 """The tool server: calls that run exactly once, state that survives a restart, and verl-tool's wire format."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

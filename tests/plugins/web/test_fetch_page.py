@@ -1,7 +1,5 @@
 """`fetch_page`: what it answers, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

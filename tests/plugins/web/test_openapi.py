@@ -1,7 +1,5 @@
 """OpenAPI descriptions: their tools call the service; those that name themselves are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
