@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.commands.options import StoreOptions
 from agentrl_cli.errors import MissingDependency
-from agentrl_cli.store.display import mask_text
 
 LONGEST = 12_000
 """Characters of an answer."""
@@ -83,7 +81,11 @@ INSTRUCTIONS = (
 
 async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> str:
     """Return what a command prints, masked, from a character on. Raises ToolError with what it says it lacks."""
+    import asyncio
+
     from mcp.server.mcpserver.exceptions import ToolError
+
+    from agentrl_cli.store.display import mask_text
 
     if name.startswith("-") or "/" in name or (name and Path(name).exists()):
         raise ToolError(f"{name} is not the name of a run or an episode.")
