@@ -6,9 +6,16 @@ HERE = "agentrl_cli.plugins.traces"
 GROUP = ("Run", "agentrl_cli.commands.imported:app", "Episodes and models of other projects")
 OFFERS = {
     "commands": {"import": GROUP},
-    "subcommands": {"import atif": f"{HERE}.command:atif"},
+    "subcommands": {
+        "import atif": f"{HERE}.command:atif",
+        "import otlp": f"{HERE}.command:otlp",
+    },
     "examples": {
         "import atif": ("agentrl import atif trajectory.json", "agentrl import atif *.jsonl"),
+        "import otlp": (
+            "agentrl import otlp spans.jsonl",
+            "agentrl import otlp session.jsonl --json",
+        ),
     },
     "exports": {"atif": f"{HERE}.atif_write:lines"},
     "readers": {"traces": f"{HERE}.load:load"},

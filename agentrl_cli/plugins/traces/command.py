@@ -1,4 +1,4 @@
-"""`agentrl import atif`: the traces of files as episodes of a run."""
+"""`agentrl import atif` and `otlp`: the traces of files as episodes of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,25 @@ def atif(
     What `agentrl export --format atif` wrote comes back whole. A trajectory of others has no token ids that could be
     trained on; a number `reward` or `score` in its `extra` is its reward. JSON: {"episodes": [id], "db"}
     """
-    path = find_db(project, db, must_exist=False)
+    _add(files, as_json, find_db(project, db, must_exist=False))
+
+
+def otlp(
+    files: FilesArgument,
+    as_json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Import traces of an agent in production, an episode for each, as a run for each file.
+
+    OTLP as JSON with GenAI or OpenInference attributes (a collector's file, a line for each export), spans of Phoenix,
+    traces and observations of Langfuse, the session logs of Claude Code and Codex, rows with `messages`. A score, an
+    evaluation or an annotation is the reward. JSON: {"episodes": [id], "db"}
+    """
+    _add(files, as_json, find_db(project, db, must_exist=False))
+
+
+def _add(files: list[Path], as_json: bool, path: Path) -> None:
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
         raise NotFound.of(

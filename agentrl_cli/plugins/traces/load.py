@@ -12,7 +12,10 @@ from agentrl_cli._version import __version__
 from agentrl_cli.errors import DataError
 from agentrl_cli.plugins.traces import atif_read
 from agentrl_cli.plugins.traces.atif_read import Whole
-from agentrl_cli.plugins.traces.trace import KIND, PACK, Note, Trace, episode_of, tokenizer
+from agentrl_cli.plugins.traces.messages import messages_in
+from agentrl_cli.plugins.traces.sessions import session_of, trace_of
+from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
+from agentrl_cli.plugins.traces.trace import KIND, PACK, Note, Said, Trace, episode_of, tokenizer
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Task
 from agentrl_cli.types.plain import parse_json
@@ -55,29 +58,80 @@ def _lines(path: Path, file: Any, note: Note, whole: str) -> Iterator[tuple[str,
                     return
 
 
+ERRORS = (ValueError, TypeError, LookupError, AttributeError)
+"""Raised by a value that is not of the form that it seems to have."""
+
+
 def traces(path: Path, note: Note) -> Iterator[Found]:
     """Yield everything of a file that is a trace. Raises DataError."""
-    for place, value in values(path, note):
-        read = {path.resolve()}
-
-        def follow(name: str, read: set[Path] = read) -> list[Any]:
-            beside = (path.parent / name).resolve()
-            if beside.parent != path.parent.resolve() or not beside.is_file():
-                note(f"{name} is left out: it is not a file beside {path.name}.")
-            elif beside in read:
-                note(f"{name} is left out: it was read before, so trajectories form a circle.")
-            else:
-                read.add(beside)
-                return [one for _, one in values(beside, note) if atif_read.is_atif(one)]
-            return []
-
+    spans: dict[str, list[Span]] = {}
+    sessions: dict[str, list[Any]] = {}
+    session = ""
+    for place, value in _each(values(path, note)):
         try:
             if atif_read.is_atif(value):
-                yield atif_read.read(value, place, note, follow)
+                yield atif_read.read(value, place, note, _follow(path, note))
+            elif records := [*spans_in(value)] if isinstance(value, dict) else []:
+                for number, record in enumerate(records):
+                    _add(spans, record, f"{place}, span {number}", note)
+            elif isinstance(value, dict) and (name := session_of(value, session)) is not None:
+                session = name
+                sessions.setdefault(name, []).append(value)
+            elif isinstance(value, dict) and isinstance(value.get("messages"), list):
+                yield _row(value)
             else:
                 note(f"{place} is left out: it is not a trace of a known form.")
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except ERRORS as error:
             note(f"{place} is left out: {error}.")
+    yield from traces_of(spans, note)
+    for name, lines in sessions.items():
+        try:
+            yield trace_of(name, lines)
+        except ERRORS as error:
+            note(f"Session {name} is left out: {error}.")
+
+
+def _each(found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield values, the items of a list one by one."""
+    for place, value in found:
+        if isinstance(value, list):
+            yield from ((f"{place}[{number}]", item) for number, item in enumerate(value))
+        else:
+            yield place, value
+
+
+def _add(spans: dict[str, list[Span]], record: Any, place: str, note: Note) -> None:
+    try:
+        span = read_span(record)
+    except ERRORS as error:
+        return note(f"{place} is left out: {type(error).__name__} {error}.")
+    return spans.setdefault(span.trace, []).append(span)
+
+
+def _row(value: dict[str, Any]) -> Trace:
+    """Return a row {"messages", "tools", "reward" or "score"} as a trace."""
+    found = Trace(value, [[Said(one) for one in messages_in(value["messages"])]])
+    found.reward = atif_read.reward_in(value)
+    found.tools = [one for one in value.get("tools") or () if isinstance(one, dict)]
+    return found
+
+
+def _follow(path: Path, note: Note) -> atif_read.Follow:
+    """Return a function that reads the trajectories of a file beside, each file once."""
+    read = {path.resolve()}
+
+    def follow(name: str) -> list[Any]:
+        beside = (path.parent / name).resolve()
+        if beside.parent != path.parent.resolve() or not beside.is_file():
+            note(f"{name} is left out: it is not a file beside {path.name}.")
+        elif beside in read:
+            note(f"{name} is left out: it was read before, so trajectories form a circle.")
+        else:
+            read.add(beside)
+            return [one for _, one in values(beside, note) if atif_read.is_atif(one)]
+        return []
+
+    return follow
 
 
 def load(path: Path, store: Store) -> tuple[list[str], list[str]]:

@@ -1,0 +1,269 @@
+"""Traces of production come in: OTLP made by the SDK, OpenInference, Phoenix, Langfuse, session logs, rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cli import Cli
+
+CALL = {"id": "c1", "function": {"name": "look", "arguments": '{"q": "x"}'}}
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Find x."},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "It is 42."},
+]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+def attributes(**given: Any) -> list[dict[str, Any]]:
+    """Return attributes as OTLP has them."""
+
+    def value(one: Any) -> dict[str, Any]:
+        if isinstance(one, list):
+            return {"arrayValue": {"values": [value(item) for item in one]}}
+        if isinstance(one, dict):
+            return {"kvlistValue": {"values": attributes(**one)}}
+        kind = {str: "stringValue", int: "intValue", float: "doubleValue"}[type(one)]
+        return {kind: str(one) if kind == "intValue" else one}
+
+    return [{"key": key, "value": value(one)} for key, one in given.items()]
+
+
+def parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as the GenAI conventions have it."""
+    found: list[Any] = [{"type": "text", "content": message["content"]}] * bool(message["content"])
+    if message["role"] == "tool":
+        found = [{"type": "tool_call_response", "id": "c1", "response": message["content"]}]
+    for call in message.get("tool_calls", ()):
+        given = json.loads(call["function"]["arguments"])
+        found.append({"type": "tool_call", "id": call["id"], "name": "look", "arguments": given})
+    return {"role": message["role"], "parts": found}
+
+
+def span(start: int, **given: Any) -> dict[str, Any]:
+    times = {"startTimeUnixNano": f"{start}000000000", "endTimeUnixNano": f"{start + 1}500000000"}
+    return {
+        "traceId": "a" * 32,
+        "spanId": f"{start:016d}",
+        **times,
+        "attributes": attributes(**given),
+    }
+
+
+def genai(structured: bool) -> dict[str, Any]:
+    """Two model calls and a tool between them, with an evaluation."""
+
+    def messages(found: list[dict[str, Any]]) -> Any:
+        return (
+            [parts(one) for one in found]
+            if structured
+            else json.dumps([parts(one) for one in found])
+        )
+
+    op, asked, said = "gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages"
+    model = {"gen_ai.request.model": "gpt-x", "gen_ai.usage.input_tokens": 7}
+    spans = [
+        span(100, **{op: "invoke_agent", "gen_ai.agent.name": "finder"}),
+        span(101, **{op: "chat", asked: messages(CHAT[:2]), said: messages(CHAT[2:3]), **model}),
+        span(103, **{op: "execute_tool", "gen_ai.tool.call.id": "c1", "gen_ai.tool.name": "look"}),
+        span(105, **{op: "chat", asked: messages(CHAT[:4]), said: messages(CHAT[4:]), **model}),
+    ]
+    spans[0]["events"] = [
+        {"name": "gen_ai.evaluation.result", "attributes": attributes(**{SCORE: 1.0})}
+    ]
+    return {"resourceSpans": [{"scopeSpans": [{"spans": spans[::-1]}]}]}
+
+
+SCORE = "gen_ai.evaluation.score.value"
+
+
+def openinference(nested: bool) -> list[dict[str, Any]]:
+    """Phoenix's spans: flattened names as instrumentations write them, or nested as Phoenix returns them."""
+
+    def message(one: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: item for key, item in one.items() if key != "tool_calls" and item}
+        calls = [{"tool_call": call} for call in one.get("tool_calls", ())]
+        return {"message": kept | ({"tool_calls": calls} if calls else {})}
+
+    def flatten(value: Any, name: str) -> dict[str, Any]:
+        if isinstance(value, (list, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {k: v for key, one in items for k, v in flatten(one, f"{name}.{key}").items()}
+        return {name: value}
+
+    rows = []
+    for number, (asked, said) in enumerate(((CHAT[:2], CHAT[2:3]), (CHAT[:4], CHAT[4:]))):
+        inputs, outputs = [message(one) for one in asked], [message(one) for one in said]
+        given: dict[str, Any] = {"llm": {"input_messages": inputs, "output_messages": outputs}}
+        if not nested:
+            given = flatten(inputs, "llm.input_messages") | flatten(outputs, "llm.output_messages")
+        rows.append(
+            {
+                "name": "ChatCompletion",
+                "context": {"trace_id": "t", "span_id": str(number)},
+                "span_kind": "LLM",
+                "start_time": f"2026-01-01T00:00:0{number}Z",
+                "end_time": f"2026-01-01T00:00:0{number + 1}Z",
+                "attributes": given,
+                "annotations": [{"name": "user", "result": {"score": 1}}] * number,
+            }
+        )
+    return rows
+
+
+def langfuse() -> dict[str, Any]:
+    common = {"traceId": "t", "model": "gpt-x"}
+    observations = [
+        {"type": "GENERATION", "startTime": "2026-01-01T00:00:01Z", "endTime": "2026-01-01T00:00:02Z",
+         "input": CHAT[:2], "output": CHAT[2], **common},
+        {"type": "TOOL", "name": "look", "startTime": "2026-01-01T00:00:02Z", "output": "42", **common},
+        {"type": "GENERATION", "startTime": "2026-01-01T00:00:03Z", "endTime": "2026-01-01T00:00:04Z",
+         "input": {"messages": CHAT[:4]}, "output": {"role": "assistant", "content": "It is 42."}, **common},
+    ]  # fmt: skip
+    trace = {"id": "t", "timestamp": "2026-01-01T00:00:00Z"}
+    return {"trace": trace, "observations": observations, "scores": [{"name": "ok", "value": 1}]}
+
+
+def claude() -> list[dict[str, Any]]:
+    """A session: a summary, an answer in two lines, a tool's result, and a side branch."""
+    hm = {"type": "thinking", "thinking": "hm"}
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {"q": "x"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": "42"}],
+    }
+    said: list[tuple[str, Any, str, str | None]] = [
+        ("user", {"role": "user", "content": "Find x."}, "1", None),
+        ("assistant", {"id": "m", "role": "assistant", "model": "c", "content": [hm]}, "2", "1"),
+        ("assistant", {"id": "m", "role": "assistant", "model": "c", "content": [use]}, "3", "2"),
+        ("user", {"role": "user", "content": [result]}, "4", "3"),
+        ("assistant", {"id": "n", "role": "assistant", "content": [{"type": "text", "text": "It is 42."}]}, "5", "4"),
+        ("user", {"role": "user", "content": "And y?"}, "6", "4"),
+    ]  # fmt: skip
+    lines = [
+        {"type": kind, "message": message, "uuid": id, "parentUuid": parent, "sessionId": "s",
+         "timestamp": f"2026-01-01T00:00:0{id}Z"}
+        for kind, message, id, parent in said
+    ]  # fmt: skip
+    return [lines[0], {"type": "summary", "summary": "x"}, *lines[1:]]
+
+
+def codex() -> list[dict[str, Any]]:
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Find x."}]},
+        {"type": "function_call", "name": "look", "arguments": '{"q": "x"}', "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "It is 42."}],
+        },
+    ]
+    rows = [
+        {"type": "response_item", "timestamp": "2026-01-01T00:00:01Z", "payload": one}
+        for one in items
+    ]
+    return [{"type": "session_meta", "payload": {"id": "s"}}, *rows]
+
+
+FILES: dict[str, tuple[Any, bool]] = {
+    "genai.json": (genai(True), True),
+    "genai_text.jsonl": ([genai(False)], True),
+    "phoenix.json": (openinference(True), True),
+    "openinference.jsonl": (openinference(False), True),
+    "langfuse.json": (langfuse(), True),
+    "claude.jsonl": (claude(), False),
+    "codex.jsonl": (codex(), False),
+    "rows.jsonl": ([{"messages": CHAT, "score": 1}], True),
+}
+
+
+def write(path: Path, value: Any) -> None:
+    lines = value if path.suffix == ".jsonl" else [value]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_form_is_the_same_episode(cli: Cli, tmp_path: Path, name: str) -> None:
+    value, scored = FILES[name]
+    write(tmp_path / name, value)
+    found = cli.json("replay", name)
+    assert "left out" not in cli.err
+    said = [message for turn in found["turns"] for message in turn["messages"]]
+    texts = [message["content"] for message in said if message["role"] != "system"]
+    assert texts[:4] == ["Find x.", "", "42", "It is 42."]
+    calls = [call for turn in found["turns"] for call in turn["calls"]]
+    assert [(one["name"], one["arguments"], one["id"]) for one in calls] == [
+        ("look", {"q": "x"}, "c1")
+    ]
+    assert found["outcome"] == ("solved" if scored else "ungraded")
+    assert len(found["branches"]) == (2 if name == "claude.jsonl" else 1)
+
+
+def test_the_times_and_names_of_spans(cli: Cli, tmp_path: Path) -> None:
+    """Model, agent, and seconds of answers and tools; a failed tool is an error; a last call has its result."""
+    given = genai(True)
+    spans = given["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    del spans[0]  # the last model call
+    spans[0]["attributes"] += attributes(**{"gen_ai.tool.call.result": "no such x"})
+    spans[0]["status"] = {"code": 2, "message": "timeout"}
+    write(tmp_path / "x.json", given)
+    found = cli.json("replay", "x.json")
+    answer, result = found["turns"][-2:]
+    assert (answer["seconds"], answer["weights_version"], found["family"]) == (
+        1.5,
+        "gpt-x",
+        "finder",
+    )
+    assert (
+        result["results"][0]["text"] == "no such x" and result["results"][0]["error"] == "timeout"
+    )
+    assert result["results"][0]["seconds"] == 1.5
+
+
+def export(one: dict[str, Any]) -> str:
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]})
+
+
+HOSTILE: dict[str, tuple[str, str, int]] = {
+    "content": (export(span(1)), "its spans hold no messages", 0),
+    "span": (export({"attributes": 5}), "x.jsonl, span 0", 0),
+    "shape": ('{"resourceSpans": [{"scopeSpans": 7}]}', "x.jsonl is left out", 0),
+    "call": (json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}), "a call has no name", 0),
+    "role": (json.dumps({"messages": [{"role": "\x1b[2J", "content": "a"}]}), "", 1),
+    "circle": (
+        "\n".join(
+            json.dumps({"type": "user", "uuid": a, "parentUuid": b, "sessionId": "s", "message": {"content": "x"}})
+            for a, b in (("1", "2"), ("2", "1"), ("3", "1"))
+        ),
+        "",
+        1,
+    ),
+    "one good": (
+        json.dumps({"messages": CHAT}) + "\n{broken\n" + json.dumps({"messages": CHAT[:2]}) + "\n[1]\n",
+        "x.jsonl:2 is left out",
+        2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_traces(cli: Cli, tmp_path: Path, name: str) -> None:
+    """A sentence with the place, and the rest is read."""
+    text, said, count = HOSTILE[name]
+    (tmp_path / "x.jsonl").write_text(text)
+    cli("import", "otlp", "x.jsonl", "--db", "s.db", code=0 if count else 2, said=said)
+    assert len(cli.json("ls", "--db", "s.db")) == count
+    if count:
+        assert "\x1b" not in cli("replay", "last", "--plain", "--db", "s.db")
