@@ -91,9 +91,9 @@ class SettingsOptions:
     def open(self, flags: Mapping[str, Any] | None = None, *, required: bool = True) -> Context:
         """Return the project with its settings. Raises ConfigError."""
         db = getattr(self, "db", None)
-        return open_project(
-            self.project, db, self.config, self.sets, flags or {}, required=required
-        )
+        asked = {key: value for key, value in plugin_settings().items() if "." in key}
+        given = {**asked, **(flags or {})}
+        return open_project(self.project, db, self.config, self.sets, given, required=required)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,6 @@ from agentrl_cli.commands.options import (
     ModelOptions,
     RateOption,
     StepsOption,
-    plugin_settings,
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed
@@ -100,7 +99,6 @@ def command(
         "rollout.group_size": group,
         "task.agent": agent,
         "train.heal": heal or None,
-        **plugin_settings(),
     }
     planned.require_consistent(resumes=process.resume is not None)
     work = dataclasses.replace(work, config=[*planned.files, *(work.config or [])])

@@ -48,6 +48,7 @@ imports nothing of agentrl, which is being imported. The kinds:
     explanations  `token` to a function (store, episode id, (turn, token), project folder) that returns the lines
                 and the JSON of `agentrl why EPISODE@t2.31`
     exports     name of a format of `agentrl export` to a function (store, episode ids, masked) that yields its lines
+    observers   name to a function (config) that returns what gets each episode that ended, or None (`rollout.recorder`)
     readers     name to a function (path, store) that adds the episodes of a file to a store, all or none, and returns
                 their ids and sentences on what was left out; None for a file that is not of its kind
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
@@ -77,6 +78,7 @@ PLUGINS: dict[str, str] = {
     "harbor": "agentrl_cli.plugins.harbor:OFFERS",
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
+    "otel": "agentrl_cli.plugins.otel:OFFERS",
     "parsers": "agentrl_cli.plugins.parsers:OFFERS",
     "pretrained": "agentrl_cli.plugins.pretrained:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",

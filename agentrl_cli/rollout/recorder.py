@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.drift import Drift
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.types import AgentState, Episode, Outcome, Tokens, Turn
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
+
+
+log = logging.getLogger("agentrl.rollout")
+
+Observer = Callable[[Episode], None]
+"""Gets each episode that has ended."""
 
 
 class Recorder:
@@ -38,8 +47,8 @@ class Recorder:
 class StoreRecorder(Recorder):
     """Writes to a store; turns and ends are committed together with those of other episodes."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, observers: Sequence[Observer] = ()) -> None:
+        self.store, self._observers = store, observers
 
     def start(self, episode: Episode, split: str, tokenizer: str) -> None:
         self.store.episodes.start(episode, split=split, tokenizer=tokenizer)
@@ -58,6 +67,21 @@ class StoreRecorder(Recorder):
 
     def finish(self, episode: Episode) -> None:
         self.store.episodes.finish(episode, later=True)
+        self.observe(episode)
+
+    def observe(self, episode: Episode) -> None:
+        """Give an episode that has ended to the observers; an error of one is logged, and the run continues."""
+        for observer in self._observers:
+            try:
+                observer(episode)
+            except Exception:
+                log.exception("the episode %s could not be observed", episode.id)
+
+
+def make_observers(config: Any) -> list[Observer]:
+    """Return the observers that plugins make of a configuration. Raises UsageError."""
+    made = (resolve("observers", {}, name)(config) for name in offers("observers"))
+    return [one for one in made if one is not None]
 
 
 def load_finished(

@@ -17,7 +17,7 @@ from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.loop import LoopAttempt
-from agentrl_cli.rollout.recorder import Recorder, StoreRecorder
+from agentrl_cli.rollout.recorder import Recorder, StoreRecorder, make_observers
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode
 
@@ -75,7 +75,7 @@ class Rollout:
             hooks=hooks or HookList(),
             with_tools=with_tools,
             run=run,
-            recorder=Recorder() if store is None else StoreRecorder(store),
+            recorder=Recorder() if store is None else StoreRecorder(store, make_observers(config)),
         )
         self._labelled = False
         self._committing: asyncio.TimerHandle | None = None

@@ -34,7 +34,7 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
 from agentrl_cli.models.load import adapter_base, model_folder
 from agentrl_cli.policies.load import load_policy, make_policy
-from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.rollout.recorder import Observer, StoreRecorder, make_observers
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
@@ -52,8 +52,10 @@ KIND = "serve"
 class SessionRecorder(StoreRecorder):
     """Writes the sessions of a server into its run. A session without an answer leaves no episode."""
 
-    def __init__(self, store: Store, run: RunRow, chat: Chat) -> None:
-        super().__init__(store)
+    def __init__(
+        self, store: Store, run: RunRow, chat: Chat, observers: Sequence[Observer] = ()
+    ) -> None:
+        super().__init__(store, observers)
         self._run, self._chat = run, chat
         self._transcripts: dict[str, Transcript] = {}
 
@@ -76,6 +78,7 @@ class SessionRecorder(StoreRecorder):
 
     def finish(self, episode: Episode) -> None:
         self.store.episodes.finish(episode)
+        self.observe(episode)
 
     def end(self, session: Session, trace: Trace, reward: float | None) -> None:
         """Store the end of a session's episode."""
@@ -254,6 +257,7 @@ def _recording(
 
     Sessions of servers that were killed are ended.
     """
+    observers = make_observers(config)
     for dead in store.runs.all():
         if dead.kind == KIND and dead.state == "interrupted":
             store.episodes.cancel(dead.id)
@@ -266,7 +270,7 @@ def _recording(
     )
     with store.claims.hold(row.id, KIND):
         try:
-            yield SessionRecorder(store, row, loaded.chat), row.name
+            yield SessionRecorder(store, row, loaded.chat, observers), row.name
         finally:
             store.flush()
             store.runs.update(row.id, status="finished", ended=time.time())

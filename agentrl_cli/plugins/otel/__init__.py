@@ -1,0 +1,10 @@
+"""Episodes as OpenTelemetry spans, by its GenAI conventions."""
+
+from __future__ import annotations
+
+HERE = "agentrl_cli.plugins.otel"
+OFFERS = {
+    "settings": {"telemetry": f"{HERE}.settings:TelemetryConfig"},
+    "flags": {f"{name} otel": f"{HERE}.settings:flags" for name in ("serve", "rollout", "train")},
+    "observers": {"otel": f"{HERE}.spans:observer"},
+}
