@@ -52,15 +52,14 @@ async def rounds(policy: LocalPolicy, seed: int, **how: Any) -> list[Generation]
         ("granite", {"temperature": 0}),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
 async def test_every_token_is_the_one_that_plain_sampling_gives(
-    kind: str, how: dict[str, Any], seed: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafts, "ROWS", 1000.0)  # wrong ones are fed, too
     plain, policy = policy_of(tiny(kind)), policy_of(tiny(kind))
     assert isinstance(plain._engine, PagedEngine)
     plain._engine.drafts = None
-    wanted, found = await rounds(plain, seed, **how), await rounds(policy, seed, **how)
+    wanted, found = await rounds(plain, 0, **how), await rounds(policy, 0, **how)
     for one, other in zip(wanted, found, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         assert one.stop_reason == other.stop_reason
