@@ -18,5 +18,6 @@ OFFERS = {
         ),
     },
     "exports": {"atif": f"{HERE}.atif_write:lines"},
+    "sources": {"traces": f"{HERE}.recorded:add"},
     "readers": {"traces": f"{HERE}.load:load"},
 }

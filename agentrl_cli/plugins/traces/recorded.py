@@ -1,0 +1,224 @@
+"""A pack of recorded traces: `agentrl init NAME --from traces:FILE`.
+
+Its tasks are the requests, and its tools answer as they did then, by name and arguments; anything else is a miss, the
+error `not_recorded` that every count of errors shows. A trace that was scored well is the measure of an attempt.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import DataError, UsageError
+from agentrl_cli.plugins.traces.load import traces
+from agentrl_cli.plugins.traces.trace import Said, Trace, episode_of
+from agentrl_cli.rewards.context import RewardContext
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.tools import Tool
+from agentrl_cli.types import Episode, Message, ToolResult
+from agentrl_cli.types.content import content_text
+
+TASK = '''\
+"""Requests of recorded traces: tools answer as they did then, and a trace that was scored well is the measure.
+
+`REWARDS` may be replaced by a rule or a judge of your own (docs/formats.md).
+"""
+
+from pathlib import Path
+
+from agentrl_cli.plugins.traces.recorded import Recorded
+
+RECORD = Recorded(Path(__file__).with_name("recorded.json"))
+TOOLS = RECORD.tools
+REWARDS = {"answer": RECORD.answer, "calls": RECORD.calls}
+solve = RECORD.solve
+'''
+SPEC = {
+    "rewards": {"answer": {"weight": 1.0, "primary": True}, "calls": {"weight": 0.2}},
+    "row": ["recorded"],
+}
+ASK = (
+    "traces:FILE?unscored=right takes such a trace as right, traces:FILE?unscored=skip leaves its request out; or"
+    " add a number `score` to each."
+)
+
+
+def add(draft: Any, name: str) -> None:
+    """Add the requests of a file's traces to a new pack. Raises UsageError where nothing says what is right."""
+    file, _, query = name.partition("?")
+    unscored = query.removeprefix("unscored=")
+    if query and unscored not in ("right", "skip"):
+        raise UsageError(f"{query!r} is not known.", hint=ASK)
+    if not Path(file).expanduser().is_file():
+        raise UsageError(f"No such file: {file}.", hint="agentrl init NAME --from traces:FILE")
+    episodes: list[tuple[Trace, float | None]] = []
+    for found in traces(Path(file).expanduser(), draft.notes.append):
+        one = found if isinstance(found, Trace) else _as_trace(found[0])
+        episodes.append((one, one.reward))
+    scores = [score for _, score in episodes if score is not None]
+    without = len(episodes) - len(scores)
+    if without and not unscored:
+        raise UsageError(
+            f"{without} of {len(episodes)} traces have no score. Are they right?", hint=ASK
+        )
+    best, answers, schemas = max(scores, default=1.0), list[Any](), dict[str, Any]()
+    rows: dict[str, dict[str, Any]] = {}
+    low = 0
+    for trace, score in episodes:
+        path = trace.paths[0] if trace.paths else []
+        _learn(trace, answers, schemas)
+        right = score >= best if score is not None else unscored == "right"
+        if row := _row(path) if right else None:
+            rows.setdefault(dumps(row["prompt"]), row)
+        low += not right
+    if not rows:
+        raise DataError(f"{file} has no request whose trace was scored well.")
+    if low:
+        draft.notes.append(
+            f"{low} traces with less than the best score ({best:g}) only give answers of tools."
+        )
+    draft.rows, draft.answer, draft.system, draft.spec = (
+        [*rows.values()],
+        "",
+        "",
+        {**SPEC, "tools": [*schemas]},
+    )
+    draft.names = list(schemas)
+    draft.files["task.py"] = TASK.encode()
+    record = {"tools": [*schemas.values()], "answers": answers}
+    draft.files["recorded.json"] = json.dumps(record, ensure_ascii=False, indent=1).encode()
+
+
+def _as_trace(episode: Episode) -> Trace:
+    turns = episode.chain(episode.main).turns
+    said = [Said(_with_calls(message, turn.calls)) for turn in turns for message in turn.messages]
+    return Trace(episode.id, [said], reward=episode.reward)
+
+
+def _with_calls(message: Message, calls: Iterable[Any]) -> Message:
+    made = [
+        {
+            "id": one.id,
+            "type": "function",
+            "function": {"name": one.name, "arguments": one.arguments},
+        }
+        for one in calls
+        if one.arguments is not None
+    ]
+    return message | ({"tool_calls": made} if made and message["role"] == "assistant" else {})
+
+
+def _row(path: list[Said]) -> dict[str, Any] | None:
+    """Return the request of a conversation and the rest, which answered it; None without an answer."""
+    messages = [one.message for one in path]
+    first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), None)
+    if not first or messages[-1]["role"] != "assistant":
+        return None
+    return {"prompt": messages[:first], "recorded": messages[first:]}
+
+
+def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
+    """Add the answers of tools, and the schemas of tools, given or as the calls show them."""
+    for given in trace.tools:
+        function = given.get("function", given)
+        schemas[str(function.get("name"))] = {"type": "function", "function": dict(function)}
+    turns = episode_of(trace).turns
+    for turn in turns:
+        parent = turns[turn.index - 1 if turn.parent is None else turn.parent]
+        for call, result in zip(parent.calls, turn.results, strict=False):
+            arguments = call.arguments or {}
+            answers.append([call.name, arguments, result.text, result.error])
+            known = schemas.setdefault(call.name, _schema(call.name))["function"]
+            inferred = known.get("inferred")
+            for key, value in arguments.items() if inferred else ():
+                known["parameters"]["properties"].setdefault(key, {"type": _kind(value)})
+
+
+def _schema(name: str) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    about = {"name": name, "description": name.replace("_", " "), "parameters": parameters}
+    return {"type": "function", "function": {**about, "inferred": True}}
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return kinds.get(type(value), "string")
+
+
+class Replayed(Tool):
+    """A tool that answers as it did when its calls were recorded."""
+
+    pure = True
+
+    def __init__(self, schema: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+        function = copy.deepcopy(dict(schema["function"]))
+        function.pop("inferred", None)
+        self.name = function["name"]
+        self.schema = {"type": "function", "function": function}
+        self._answers = answers
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        found = self._answers.get(_key(self.name, arguments))
+        if found is None:
+            return ToolResult("Error: no answer to this call was recorded.", error="not_recorded")
+        return ToolResult(found[0], error=found[1])
+
+
+def _key(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name and arguments as a text that spellings of numbers and of texts do not change."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(value[key]) for key in sorted(value)}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value.strip().casefold() if isinstance(value, str) else value
+
+    return dumps([name, plain(dict(arguments))])
+
+
+class Recorded:
+    """What a project made of traces knows: `recorded.json`."""
+
+    def __init__(self, path: Path) -> None:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        answers = {
+            _key(name, given): (text, error) for name, given, text, error in found["answers"]
+        }
+        self.tools = [Replayed(schema, answers) for schema in found["tools"]]
+
+    @staticmethod
+    def solve(row: Mapping[str, Any]) -> list[Message]:
+        """Return the conversation that answered a request."""
+        return list(row["recorded"])
+
+    @staticmethod
+    def answer(episode: Episode, ctx: RewardContext) -> Any:
+        """1 if the last answer is the recorded one: the same words, or the same last number where it has one."""
+        assert ctx.task is not None
+        wanted = content_text(ctx.task["recorded"][-1].get("content"))
+        same = _words(ctx.final_text) == _words(wanted)
+        return ctx.part(
+            float(same), f"answered {ctx.final_text[-80:]!r}, recorded {wanted[-80:]!r}"
+        )
+
+    @staticmethod
+    def calls(episode: Episode, ctx: RewardContext) -> float | None:
+        """Return the share of the recorded calls that were made; None where none was."""
+        assert ctx.task is not None
+        said = (one for message in ctx.task["recorded"] for one in message.get("tool_calls", ()))
+        wanted = {_key(one["function"]["name"], one["function"]["arguments"]) for one in said}
+        made = {_key(one.name, one.arguments or {}) for turn in episode.turns for one in turn.calls}
+        return len(wanted & made) / len(wanted) if wanted else None
+
+
+def _words(text: str) -> list[str]:
+    """Return the last number of a text; its words if it has none."""
+    numbers = re.findall(r"-?\d+(?:[.,]\d+)*", text)
+    return numbers[-1:] or re.findall(r"\w+", text.casefold())

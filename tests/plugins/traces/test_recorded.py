@@ -1,0 +1,58 @@
+"""A pack of recorded traces: requests, tools that answer as they did, and a reward from what was scored well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.types import Outcome
+from benchmarks.traces import traces
+from tests.helpers.cli import Cli
+from tests.helpers.packs import call, play
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+async def test_a_planted_set(cli: Cli, tmp_path: Path) -> None:
+    """Rows of well-scored traces only; recorded calls answer in any spelling, others are misses that are counted."""
+    rows = traces(30)
+    write(tmp_path / "t.jsonl", rows)
+    cli("init", "p", "--from", "traces:t.jsonl", said="only give answers of tools")
+    pack = load_pack(tmp_path / "p")
+    tasks = [task for split in pack.splits() for task in pack.tasks(split)]
+    assert len(tasks) == sum(row["score"] for row in rows)
+    task = pack.tasks("train")[0]
+    good = next(row for row in rows if row["messages"][1] == task.prompt[1])["messages"]
+    asked = good[2]["tool_calls"][0]["function"]
+    name, item = asked["name"], json.loads(asked["arguments"])["item"]
+    right = [call(name, item=f" {item.upper()} "), f"It is {good[-1]['content']}."]
+    episode = await play(pack, right)
+    assert episode.outcome is Outcome.SOLVED and episode.reward == 1.2
+    miss = await play(pack, [call(name, item="moon"), "Answer: 1"])
+    assert miss.outcome is Outcome.FAILED and miss.reward == 0.0
+    assert [result.error for turn in miss.turns for result in turn.results] == ["not_recorded"]
+    assert pack.module.solve({"recorded": task["recorded"]})[-1]["content"] == good[-1]["content"]
+
+
+def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
+    rows = [{key: row[key] for key in ("messages",)} for row in traces(20)]
+    write(tmp_path / "t.jsonl", rows)
+    cli("init", "a", "--from", "traces:t.jsonl", code=2, said="20 of 20 traces have no score")
+    cli("init", "a", "--from", "traces:t.jsonl?unscored=skip", code=2, said="no request")
+    cli("init", "a", "--from", "traces:t.jsonl?unscored=right")
+    tools = {tool.name: tool for tool in load_pack(tmp_path / "a").tools}
+    assert set(tools) == {"price", "stock"}
+    parameters = tools["price"].schema["function"]["parameters"]
+    assert parameters["properties"] == {"item": {"type": "string"}}  # as the calls show
+    cli("init", "b", "--from", "traces:missing.jsonl", code=2, said="No such file")
