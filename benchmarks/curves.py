@@ -51,16 +51,18 @@ KEYS = (
 """Settings that a user is likely to change, kept with the curves."""
 DIGITS = 3
 PLANTED: dict[str, dict[str, Any]] = {
-    "learning rate × 30": {"lr": 30.0},
-    "learning rate ÷ 30": {"lr": 1 / 30},
+    "learning rate 30 times too high": {"lr": 30.0},
+    "learning rate 30 times too low": {"lr": 1 / 30},
     "wrong template": {"template": True},
     "wrong reward": {"reward": True},
 }
 TEMPLATE = """\
-{%- for message in messages %}{{ '[' + message['role'] + '] ' + (message['content'] or '') + '\\n' }}{% endfor -%}
-{%- if add_generation_prompt %}{{ '[assistant] ' }}{% endif -%}
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""A template of another model family: no tools, no tokens of this one."""
+"""ChatML as many models have it: it says nothing of tools."""
 
 
 def agentrl(*args: str, cwd: Path) -> None:
@@ -172,7 +174,11 @@ def planted(args: argparse.Namespace, work: Path) -> None:
             more += ["--set", "model.chat.template=other.jinja"]
         if "reward" in change:
             _spoil_reward(project)
-        run = train(project, 7, args, *more)
+        try:
+            run = train(project, 7, args, *more)
+        except subprocess.CalledProcessError:
+            print(f"| {args.source} | {name} | refused at the start | |", flush=True)
+            continue
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
             found = [row for row in store.journal.folded_alerts(run.id)]
         steps = {str(row["name"]): row["first_step"] for row in found}
