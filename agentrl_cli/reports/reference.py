@@ -19,7 +19,7 @@ from typing import Any
 from agentrl_cli.errors import DataError
 
 FILE, EVENT = "reference.json", "reference"
-WINDOW = 5
+WINDOW = 8
 """Steps of a mean: single steps draw other tasks."""
 SIGMAS, LEAST = 2.5, 0.02
 """Standard errors, and what else a curve may lie beyond those of the seeds, which are few."""

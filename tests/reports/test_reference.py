@@ -39,8 +39,8 @@ def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
     [
         ("solved", [0.5] * 8, 0),
         ("solved", [0.0] * 8, 1),
-        ("solved", [0.5] * 3 + [0.0] * 5, 6),  # means 0.38, 0.3, 0.2, 0.1, 0.0 of the last five
-        ("solved", [0.5] * 4 + [0.0] * 4, 0),  # 0.2 and 0.1 are below 0.28: two steps alone
+        ("solved", [0.5] * 3 + [0.0] * 5, 6),  # means 0.375, 0.3, 0.25, 0.21, 0.19
+        ("solved", [0.5] * 4 + [0.0] * 4, 0),  # 0.25 at the end is below 0.28: one step alone
         ("solved", [1.0] * 8, 0),  # more is better
         ("reward", [1.5] * 8, 1),
         ("reward", [1.0] * 6 + [1.5] * 2, 0),  # not for LASTING steps
