@@ -78,6 +78,7 @@ PLUGINS: dict[str, str] = {
     "harbor": "agentrl_cli.plugins.harbor:OFFERS",
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
+    "openenv": "agentrl_cli.plugins.openenv:OFFERS",
     "otel": "agentrl_cli.plugins.otel:OFFERS",
     "parsers": "agentrl_cli.plugins.parsers:OFFERS",
     "pretrained": "agentrl_cli.plugins.pretrained:OFFERS",

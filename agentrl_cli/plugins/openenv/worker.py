@@ -1,0 +1,180 @@
+"""Plays an OpenEnv environment over its WebSocket: a session is an episode.
+
+An environment with tools of its own (MCP) offers them; of another one the fields of its action are the tool `act`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST = 16 * 2**20
+"""Bytes of a message."""
+PATIENCE = 300.0
+"""Seconds that an answer may take."""
+CLOSING = 10.0
+"""Seconds that a server has to end a session."""
+BOOKKEEPING = ("done", "reward", "metadata")
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class OpenEnv:
+    """An environment by its address."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.url, self.score = str(config["package"]).rstrip("/"), config["score"]
+        options = dict(config["options"])
+        self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
+        self.options = options
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.url} is not an address: openenv:http://HOST:PORT")
+        try:
+            with _HTTP.open(f"{self.url}/schema", timeout=PATIENCE) as answer:
+                self.action = json.load(answer)["action"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.url} does not answer as an OpenEnv server: {error}") from error
+
+    def open(self, sample: int) -> World:
+        """Return an environment in a session of its own, reset with the seed."""
+        return World(self, sample)
+
+
+class World:
+    """One episode. `reward` is the sum of the environment's; with `score: last` the last one."""
+
+    def __init__(self, env: OpenEnv, seed: int) -> None:
+        from websockets.exceptions import ConnectionClosed
+        from websockets.sync.client import connect
+
+        self._closed = ConnectionClosed
+        self._env, self._total, self._last = env, 0.0, 0.0
+        self._socket = connect(
+            f"ws{env.url.removeprefix('http')}/ws",
+            max_size=LARGEST,
+            open_timeout=PATIENCE,
+            proxy=None,
+        )
+        try:
+            seen, _ = self._ask("reset", {"seed": seed, **env.options})
+            self.tools = self._list_tools()
+        except BaseException:
+            self.close()
+            raise
+        self._own = bool(self.tools)
+        self.tools = self.tools or [_act(env.action)]
+        about = "" if self._own else env.action.get("description", "")
+        goal = env.goal or f"Use the tools until it is done. {about}"
+        self.prompt = [{"role": "system", "content": goal.strip()}]
+        self.prompt.append({"role": "user", "content": seen or "Begin."})
+
+    def say(self, text: str) -> tuple[str, bool]:
+        """Answer a text: only tools act."""
+        names = ", ".join(one["function"]["name"] for one in self.tools)
+        return f"Nothing was done. Call a tool: {names}.", False
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """Take a step. One that the environment refuses is answered, and changes nothing."""
+        action = dict(arguments)
+        if self._own:
+            action = {"type": "call_tool", "tool_name": name, "arguments": action}
+        return self._ask("step", action)
+
+    def reward(self) -> float:
+        """Return the reward so far."""
+        return self._last if self._env.score == "last" else self._total
+
+    def close(self) -> None:
+        """End the session, and wait until the server has: it may take one at a time."""
+        with contextlib.suppress(self._closed, TimeoutError):
+            self._socket.send(json.dumps({"type": "close"}))
+            self._socket.recv(CLOSING)
+        self._socket.close()
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> tuple[str, bool]:
+        """Return the text of an observation, and whether it is the last."""
+        answer = self._send(kind, data)
+        if answer.get("type") == "error":
+            said = answer.get("data") or {}
+            if said.get("code") in ("VALIDATION_ERROR", "EXECUTION_ERROR") and kind == "step":
+                wrong = [f"{one['loc'][-1]}: {one['msg']}" for one in said.get("errors") or ()]
+                return f"Error: {_short('; '.join(wrong) or said.get('message'))}", False
+            raise ValueError(_problem(said, self._env.url))
+        found = answer["data"]
+        if isinstance(found.get("reward"), (int, float)):
+            self._last = float(found["reward"])
+            self._total += self._last
+        return text_of(found.get("observation")), bool(found.get("done"))
+
+    def _send(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        with contextlib.suppress(self._closed):  # why it was closed is there to be read
+            self._socket.send(json.dumps({"type": kind, "data": data}))
+        answer = json.loads(self._socket.recv(PATIENCE))
+        if not isinstance(answer, dict):
+            raise ValueError(f"{self._env.url} answered {str(answer)[:60]!r}")
+        return answer
+
+    def _list_tools(self) -> list[dict[str, Any]]:
+        """Return the environment's own tools; none if it has none."""
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        result = (self._send("mcp", request).get("data") or {}).get("result") or {}
+        return [
+            _tool(
+                one["name"], one.get("description"), one.get("inputSchema", one.get("input_schema"))
+            )
+            for one in result.get("tools", ())
+        ]
+
+
+def _tool(name: str, description: Any, schema: Any) -> dict[str, Any]:
+    parameters = schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
+    function = {"name": name, "description": str(description or name), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _act(action: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an action as a tool."""
+    fields = {key: one for key, one in action.get("properties", {}).items() if key != "metadata"}
+    needed = [key for key in action.get("required", ()) if key in fields]
+    schema = {"type": "object", "properties": fields, "required": needed}
+    if "$defs" in action:
+        schema["$defs"] = action["$defs"]
+    return _tool("act", "Take an action.", schema)
+
+
+def text_of(seen: Any) -> str:
+    """Return an observation as text: a tool's answer as it is, else a line for each field."""
+    if not isinstance(seen, Mapping):
+        return "" if seen is None else seen if isinstance(seen, str) else json.dumps(seen)
+    if seen.get("error"):
+        return f"Error: {_short(seen['error'])}"
+    result = seen.get("result")
+    if isinstance(result, Mapping):
+        parts = result.get("content") or ()
+        texts = [str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part]
+        return "\n".join(texts) or text_of(result.get("data", dict(result)))
+    if result is not None and "tool_name" in seen:
+        return text_of(result)
+    fields = {key: one for key, one in seen.items() if key not in BOOKKEEPING and one is not None}
+    return "\n".join(f"{key}: {text_of(one)}" for key, one in fields.items())
+
+
+def _problem(said: Mapping[str, Any], url: str) -> str:
+    """Return why a session did not begin."""
+    if said.get("code") != "CAPACITY_REACHED":
+        return f"{url}: {_short(said.get('message'))}"
+    most = said.get("max_sessions", 1)
+    return (
+        f"{url} takes {most} session{'s' * (most != 1)} at once: start it with a larger max_concurrent_envs, or set"
+        f" rollout.concurrency to {most}"
+    )
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text[:500]
+
+
+WORKER, FORKED = OpenEnv, True
