@@ -20,15 +20,20 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.hooks.base import Hook
+from agentrl_cli.types import Episode
+from agentrl_cli.types.content import content_text
+from agentrl_cli.types.masking import mask
 
 log = logging.getLogger("agentrl.hooks")
 
+SHOWN = 4
+"""Episodes of a step that W&B and trackio show, each of another task."""
 PATIENCE = 60.0
 """Seconds without progress after which a logger is abandoned at the end of a run; the setting is `logger_seconds`."""
 
@@ -175,6 +180,24 @@ class Wandb(Logger):
     """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
 
     name = library = "wandb"
+    kept: tuple[Episode, ...] = ()
+    """Episodes of the step so far that are shown with its numbers."""
+
+    async def on_rollout_end(self, rollout: Episode, task: Any) -> None:
+        if rollout.kind == "train" and not rollout.sample and len(self.kept) < SHOWN:
+            self.kept = (*self.kept, rollout)
+
+    def on_update(self, metrics: Mapping[str, float], step: int) -> None:
+        shown, self.kept = self.kept, ()
+        super().on_update(metrics, step)
+        if shown and self._thread is not None:
+            self._jobs.put(lambda: self.run.log({"episodes": self.show(shown)}, step=step))
+
+    def show(self, episodes: Sequence[Episode]) -> Any:
+        """Return episodes as this library shows them; secrets are masked."""
+        columns = ["episode", "task", "reward", "outcome", "messages"]
+        rows = [[*_facts(one).values(), json.dumps(_messages(one))] for one in episodes]
+        return importlib.import_module(self.library).Table(columns=columns, data=rows)
 
     def open(self, run: Any) -> None:
         project = os.environ.get(f"{self.name.upper()}_PROJECT", "agentrl")
@@ -200,8 +223,33 @@ class Trackio(Wandb):
     def describe(self, run: Any) -> dict[str, Any]:
         return {"config": flat(run.config)}
 
+    def show(self, episodes: Sequence[Episode]) -> Any:
+        make = importlib.import_module(self.library).Trace
+        return [make(messages=_messages(one), metadata=_facts(one)) for one in episodes]
+
     def close(self, error: BaseException | None) -> None:
         self.run.finish()
+
+
+def _facts(episode: Episode) -> dict[str, Any]:
+    facts = {"episode": episode.id, "task": episode.task_id, "reward": episode.reward}
+    return {**facts, "outcome": str(episode.outcome or "")}
+
+
+def _messages(episode: Episode) -> list[dict[str, Any]]:
+    """Return the main conversation with its calls, masked."""
+    found = []
+    for turn in episode.chain(episode.main).turns:
+        calls = [
+            {"id": call.id, "type": "function",
+             "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for call in turn.calls
+        ]  # fmt: skip
+        more = {"tool_calls": calls} if calls else {}
+        found += [
+            {**said, "content": content_text(said.get("content")), **more} for said in turn.messages
+        ]
+    return [mask(one) for one in found]
 
 
 class MLflow(Logger):

@@ -30,8 +30,8 @@ import numpy as np
 from agentrl_cli.errors import writing
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
-from agentrl_cli.store.display import mask
 from agentrl_cli.types import Episode, TrainSignals
+from agentrl_cli.types.masking import mask
 
 _ARRAYS = ("tokens", "signals")
 

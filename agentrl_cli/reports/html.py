@@ -22,10 +22,11 @@ import numpy as np
 from agentrl_cli.reports.export import write_lines
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, Store
-from agentrl_cli.store.display import mask, short_runs
+from agentrl_cli.store.display import short_runs
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.types import Episode, TrainSignals
 from agentrl_cli.types.content import content_text, data_uri
+from agentrl_cli.types.masking import mask
 
 Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
 """Decodes ids one by one with the tokenizer of an episode."""

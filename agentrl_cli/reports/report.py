@@ -24,8 +24,8 @@ from agentrl_cli.reports.spans import of_step, waterfall_lines
 from agentrl_cli.reports.svg import Curve, chart_svg
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
-from agentrl_cli.store.display import mask, mask_text
 from agentrl_cli.types.content import content_text
+from agentrl_cli.types.masking import mask, mask_text
 
 SHOWN = (
     "reward",

@@ -1,5 +1,6 @@
 """Loggers with the real packages, offline: what they wrote is read back. Each test skips if its package is absent."""
 
+import asyncio
 import itertools
 import json
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.hooks.loggers import MLflow, Trackio, Wandb
+from agentrl_cli.types import Episode, RewardPart, Turn
 from tests.hooks.test_loggers import drive, run_in
 
 EXPECTED = {
@@ -102,11 +104,19 @@ def test_mlflow_files(folder: Path) -> None:
 def test_trackio_files(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="trackio is not installed")
     logger = Trackio()
+    said = ({"role": "user", "content": "key sk-" + "a1" * 20},)
+    turn, parts = Turn(0, "user", said, 0, 0), (RewardPart("exact", 1.0, primary=True),)
+    shown = Episode("e1", "t", kind="train", turns=(turn,), reward_parts=parts)
+    for episode in (shown, shown.with_(kind="eval"), shown.with_(sample=1)):
+        asyncio.run(logger.on_rollout_end(episode, None))
     drive(logger, run_in(folder))
     assert logger.failed == ""
     (path,) = (tmp_path / "trackio").rglob("agentrl*.db")
     with sqlite3.connect(path) as db:
         rows = db.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+        ((messages, about),) = db.execute("SELECT messages, metadata FROM traces").fetchall()
+    assert json.loads(about)["episode"] == "e1" and json.loads(about)["reward"] == 1.0
+    assert json.loads(messages) == [{"role": "user", "content": "key [masked:api-key]"}]
     seen = {
         (name, step, value) for _, step, text in rows for name, value in json.loads(text).items()
     }

@@ -11,7 +11,6 @@ import pytest
 from agentrl_cli.errors import StoreError, UsageError
 from agentrl_cli.reports.export import export_lines, write_lines
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.display import mask, mask_text
 from agentrl_cli.store.queries import grep, run_query, schema
 from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.types import (
@@ -25,6 +24,7 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
 )
+from agentrl_cli.types.masking import mask, mask_text
 from tests.helpers.cli import Cli
 from tests.helpers.trees import episode as tree_episode
 from tests.helpers.trees import fork, three_leaves

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_cli.store.display import mask, mask_text
+from agentrl_cli.types.masking import mask, mask_text
 from tests.helpers.growth import exponent
 
 SECRETS = {

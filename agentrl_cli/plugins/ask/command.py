@@ -85,7 +85,7 @@ async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> st
 
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from agentrl_cli.store.display import mask_text
+    from agentrl_cli.types.masking import mask_text
 
     if name.startswith("-") or "/" in name or (name and Path(name).exists()):
         raise ToolError(f"{name} is not the name of a run or an episode.")

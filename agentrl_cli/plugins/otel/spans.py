@@ -12,10 +12,10 @@ from typing import Any
 
 from agentrl_cli.errors import MissingDependency, UsageError
 from agentrl_cli.store.codec import dumps
-from agentrl_cli.store.display import mask
 from agentrl_cli.types import Episode, Message, Turn
 from agentrl_cli.types.branches import path_to
 from agentrl_cli.types.content import content_text
+from agentrl_cli.types.masking import mask
 
 ADDRESSES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 

@@ -114,7 +114,7 @@ def holds_secret(
 
 def _secret_in(view: EpisodeView) -> bool:
     from agentrl_cli.reports.export import episode_object
-    from agentrl_cli.store.display import mask
+    from agentrl_cli.types.masking import mask
 
     texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]
     shown = [episode_object(view.episode, tokens=False), *texts]

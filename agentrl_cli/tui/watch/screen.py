@@ -20,7 +20,6 @@ from textual.widgets import ContentSwitcher, Static
 
 from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.reports.spans import of_step
-from agentrl_cli.store.display import mask_text
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
@@ -30,6 +29,7 @@ from agentrl_cli.tui.watch.controls import ControlScreen
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
 from agentrl_cli.tui.watch.page import LinesPage, Page, Recent, Shown, load_recent
 from agentrl_cli.tui.watch.pages import EpisodesPage, make_pages
+from agentrl_cli.types.masking import mask_text
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
