@@ -62,7 +62,7 @@ def command(
         _set_steps(folder / PROJECT_FILE, ENOUGH.get(pack))
         narrate("The demo continues by itself: it trains, then evaluates.")
     _train(folder, steps)
-    models, attempts = evaluate.CandidateOptions(checkpoint="best"), evaluate.AttemptOptions()
+    models, attempts = evaluate.CandidateOptions(), evaluate.AttemptOptions(samples=2)
     evaluate.command(models=models, attempts=attempts, work=WorkOptions(project=folder))
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
