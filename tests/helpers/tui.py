@@ -33,7 +33,7 @@ async def until(pilot: Pilot[Any], check: Callable[[], bool]) -> None:
     """Let the application run until `check` holds; where the suite's limit ends the wait, print the screen."""
     try:
         while not check():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)  # to look is to render the whole screen
     except BaseException:
         print(visible(pilot.app))
         raise
