@@ -14,6 +14,7 @@ import pytest
 from agentrl_cli import read_tokens
 from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store import EvalRow, RunRow, Store, episode_key
+from agentrl_cli.store.codec import token_columns, tokens_of
 from agentrl_cli.store.maintenance import backup, prunable, prune, status, vacuum
 from agentrl_cli.types import (
     TOP_K,
@@ -32,6 +33,7 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
     new_id,
+    supports,
 )
 from tests.helpers.processes import comes
 from tests.helpers.trees import Said, chain, fork, sub_agent, three_leaves
@@ -230,6 +232,14 @@ def test_every_array_bit_survives(store: Store) -> None:
     )
     store.episodes.finish(episode)
     assert same(store.episodes.get(episode.id), episode)
+
+
+def test_the_sets_of_sampled_tokens_come_back() -> None:
+    sets = [[1, 2], None, [3], None]
+    support = supports([None if ids is None else np.array(ids, np.int32) for ids in sets])
+    tokens = replace(sampled(np.random.default_rng(0), 4), support=support)
+    back = tokens_of([token_columns(tokens)]).support
+    assert back is not None and [None if ids is None else ids.tolist() for ids in back] == sets
 
 
 def test_running_episode_counts_while_it_runs(store: Store) -> None:
