@@ -192,8 +192,9 @@ def test_a_cut_group_never_holds_two_versions(
             "the run names the tokenizer of its newest episodes"
         )
         assert any(named in line["text"] for line in store.journal.logs(run.id))
-    code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
-    assert code == 0 and "Changed" not in said, said  # it is reported once
+    if change is change_file:  # it is reported once
+        code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
+        assert code == 0 and "Changed" not in said, said
 
 
 def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -> None:
