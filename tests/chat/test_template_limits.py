@@ -5,7 +5,7 @@ import pytest
 from agentrl_cli.chat import template_limits
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
-from agentrl_cli.chat.template_limits import MOST_STEPS
+from agentrl_cli.chat.template_limits import MOST_STEPS, MOST_TEXT
 from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.errors import TemplateError
@@ -79,6 +79,8 @@ def test_a_template_that_does_too_much_is_refused_in_a_sentence(
     source, words = HOSTILE[name]
     if words == "steps":  # what is counted is counted as well in a tenth of the time
         monkeypatch.setattr(template_limits, "MOST_STEPS", MOST_STEPS // 10)
+    elif name.startswith("lists in lists"):  # each item of a text that is never made is looked at
+        monkeypatch.setattr(template_limits, "MOST_TEXT", MOST_TEXT // 10)
     with pytest.raises(TemplateError, match=words) as caught:
         ChatTemplate(source).render(HI)
     assert "\n" not in caught.value.message and caught.value.message.startswith(
