@@ -62,15 +62,16 @@ def agentrl(folder: Path, *words: str) -> str:
     return subprocess.run(line, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(folder: Path, steps: str = "20") -> None:
+def main(folder: Path, steps: str = "12") -> None:
     """Make the set and the project, train, and print both evaluations."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = traces(110)
     (folder / "traces.jsonl").write_text("\n".join(map(json.dumps, rows)))
     agentrl(folder, "init", "shop", "--from", "traces:traces.jsonl")
     project = folder / "shop"
-    agentrl(project, "train", "--steps", steps)
-    print(agentrl(project, "eval", "last@best", "--json"))
+    agentrl(project, "sft", "warm", "--steps", "12")
+    agentrl(project, "train", "--model", "warm", "--steps", steps, "--set", "train.eval=12")
+    print(agentrl(project, "eval", "shop-grpo@best", "-k", "2", "--json"))
 
 
 if __name__ == "__main__":
