@@ -195,7 +195,7 @@ class Wandb(Logger):
 
     def show(self, episodes: Sequence[Episode]) -> Any:
         """Return episodes as this library shows them; secrets are masked."""
-        columns = ["episode", "task", "reward", "outcome", "messages"]
+        columns = ["episode", "task", "reward", "primary", "messages"]
         rows = [[*_facts(one).values(), json.dumps(_messages(one))] for one in episodes]
         return importlib.import_module(self.library).Table(columns=columns, data=rows)
 
@@ -232,8 +232,9 @@ class Trackio(Wandb):
 
 
 def _facts(episode: Episode) -> dict[str, Any]:
-    facts = {"episode": episode.id, "task": episode.task_id, "reward": episode.reward}
-    return {**facts, "outcome": str(episode.outcome or "")}
+    """Return the facts of an episode that was graded; its outcome is decided later."""
+    facts = {"episode": episode.id, "task": episode.task_id}
+    return {**facts, "reward": episode.reward, "primary": episode.primary}
 
 
 def _messages(episode: Episode) -> list[dict[str, Any]]:

@@ -40,6 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs" / "a"
 
 
+SHOWN = Episode(
+    "e1",
+    "t",
+    kind="train",
+    turns=(Turn(0, "user", ({"role": "user", "content": "key sk-" + "a1" * 20},), 0, 0),),
+    reward_parts=(RewardPart("exact", 1.0, primary=True),),
+)
+
+
 def leveldb_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
     """The records of a .wandb file: LevelDB's log format after a header of 7 bytes, which counts as part of a block."""
     at, joined = 7, b""
@@ -63,6 +72,7 @@ def test_wandb_offline(folder: Path) -> None:
 
     logger = Wandb()
     logger.patience = SLOW
+    asyncio.run(logger.on_rollout_end(SHOWN, None))
     drive(logger, run_in(folder))
     assert logger.failed == ""
     records: list[Any] = []
@@ -82,9 +92,12 @@ def test_wandb_offline(folder: Path) -> None:
         seen |= {
             (name, int(items["_step"]), float(value))
             for name, value in items.items()
-            if name[0] != "_"
+            if name[0] != "_" and not name.startswith("episodes")
         }
     assert seen >= EXPECTED and exits == [0]
+    (table,) = folder.rglob("episodes_*.table.json")
+    messages = json.dumps([{"role": "user", "content": "key [masked:api-key]"}])
+    assert json.loads(table.read_text())["data"] == [["e1", "t", 1.0, 1.0, messages]]
 
 
 def test_mlflow_files(folder: Path) -> None:
@@ -104,10 +117,7 @@ def test_mlflow_files(folder: Path) -> None:
 def test_trackio_files(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="trackio is not installed")
     logger = Trackio()
-    said = ({"role": "user", "content": "key sk-" + "a1" * 20},)
-    turn, parts = Turn(0, "user", said, 0, 0), (RewardPart("exact", 1.0, primary=True),)
-    shown = Episode("e1", "t", kind="train", turns=(turn,), reward_parts=parts)
-    for episode in (shown, shown.with_(kind="eval"), shown.with_(sample=1)):
+    for episode in (SHOWN, SHOWN.with_(kind="eval"), SHOWN.with_(sample=1)):
         asyncio.run(logger.on_rollout_end(episode, None))
     drive(logger, run_in(folder))
     assert logger.failed == ""
