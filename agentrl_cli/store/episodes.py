@@ -141,12 +141,10 @@ class Episodes(Part):
         return count
 
     def discard(self, episode_id: str) -> None:
-        """Delete an episode that has not ended, its unwritten part included."""
+        """Delete an episode later, its unwritten part included."""
         with self.file.lock:
             self.file.buffer.episodes.pop(episode_id, None)
-            self.file.write_later(
-                "DELETE FROM episodes WHERE id=? AND outcome IS NULL", (episode_id,)
-            )
+            self.file.write_later("DELETE FROM episodes WHERE id=?", (episode_id,))
 
     def delete(self, episode_ids: Iterable[str]) -> int:
         """Delete episodes and everything that belongs to them. Returns how many there were."""

@@ -71,7 +71,7 @@ class RemoteWorker:
         recorder: Recorder | None = None,
         discard: Callable[[str], None] = lambda episode_id: None,
     ) -> None:
-        """`discard` deletes an episode that was begun and lost."""
+        """`discard` deletes an episode that was lost, or whose answer was."""
         self.number, self.setup = number, setup
         self.recorder, self.discard = recorder, discard
         self.make_link = link
@@ -140,6 +140,12 @@ class RemoteWorker:
         self.jobs.append(job)
         try:
             answer = await self.call("attempt", job, shaped, variant, delivery=delivery)
+        except WorkerLost:
+            if (
+                delivery.ended is not None
+            ):  # the job is given again: kept, its episode would be there twice
+                self.discard(delivery.ended.id)
+            raise
         finally:
             self.jobs.remove(job)
             if delivery.episode_id:

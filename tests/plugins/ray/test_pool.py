@@ -176,6 +176,32 @@ async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> Non
     assert seen[:3] == [["lost0"], ["lost1"], []], "each lost attempt is deleted before the next"
 
 
+@pytest.mark.parametrize("written", [False, True])
+async def test_an_episode_whose_answer_was_lost_is_not_kept_beside_its_second_try(
+    tmp_path: Path, written: bool
+) -> None:
+    """The worker dies between the end of an episode, which is recorded, and the answer to its job."""
+    play = copy_of(await an_episode())
+    deaths = iter([True])
+
+    class Recorded(StoreRecorder):
+        def finish(self, episode: Episode) -> None:
+            super().finish(episode)
+            if written:
+                store.flush()
+
+    def dies_at_the_end(job: Job, relay: Relay) -> Episode | None:
+        ended = play(job, relay)
+        return None if next(deaths, False) else ended
+
+    with Store.open(tmp_path / "s.db") as store:
+        pool = pool_of([dies_at_the_end], store)
+        pool.workers[0].recorder = Recorded(store)
+        (found,) = await run(store, pool, [Job(TASK, 7)])
+        assert [row.id for row in store.episodes.rows(store.episodes.ids())] == [found.id]
+        assert store.select("SELECT DISTINCT episode_id FROM turns") == [(found.id,)]
+
+
 async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
