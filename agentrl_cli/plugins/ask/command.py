@@ -30,7 +30,7 @@ def make_server(db: Path) -> Any:
         from mcp.types import ToolAnnotations
     except ImportError as error:
         hint = "pip install 'agentrl-cli[mcp]'"
-        raise MissingDependency("agentrl mcp needs mcp.", hint=hint) from error
+        raise MissingDependency("The command mcp needs the package mcp.", hint=hint) from error
     server = MCPServer("agentrl", instructions=INSTRUCTIONS)
     reads = server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
 

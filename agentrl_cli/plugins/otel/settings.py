@@ -1,10 +1,7 @@
-"""The section `telemetry` of agentrl.yaml, and the option that sets it."""
+"""The section `telemetry` of agentrl.yaml."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
 from pydantic import Field
 
 from agentrl_cli.types.section import Section
@@ -18,12 +15,3 @@ class TelemetryConfig(Section):
         default=False,
         description="with messages, arguments and results; what looks like a secret is masked",
     )
-
-
-def flags(
-    otel: Annotated[
-        bool, typer.Option("--otel", help="Send spans to OTEL_EXPORTER_OTLP_ENDPOINT.")
-    ] = False,
-) -> dict[str, Any]:
-    """Return the settings that the option means."""
-    return {"telemetry.spans": otel or None}
