@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from agentrl_cli.agents.gateway.http import _READER
 from agentrl_cli.commands import main
 from docs.make_architecture import PACKAGE, PAGE, WALKS, page
 from tests.helpers.gateway import MODEL, world_of
@@ -50,11 +51,13 @@ def record_calls() -> Iterator[list[str]]:
 
     threading.setprofile(note)
     sys.setprofile(note)
+    _READER.submit(sys.setprofile, note).result()  # an earlier test may have started this thread
     try:
         yield calls
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+        _READER.submit(sys.setprofile, None).result()
 
 
 def next_missing(walk: tuple[str, ...], calls: list[str]) -> str:
