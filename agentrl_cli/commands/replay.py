@@ -115,14 +115,14 @@ def command(
     if again.whatif is not None or again.verify:
         raise typer.Exit(_rerun(where, episode or "last", again, as_json=shown.json))
     if episode and (file := Path(episode).expanduser()).is_file():
-        with _opened(file) as (db, found):
+        with _open_file(file) as (db, found):
             one = found[0] if len(found) == 1 or not is_terminal() else None
             return _show(replace(where, db=db, project=None), one, listed, shown)
     _show(where, episode, listed, shown)
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[tuple[Path, list[str]]]:
+def _open_file(file: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a store that lasts as long, with the episodes of a file, and their ids. Raises UsageError, DataError."""
     from agentrl_cli.commands.imported import read_file
     from agentrl_cli.store import Store

@@ -65,7 +65,7 @@ def _paths(
     model = str(_mapping(value.get("agent")).get("model_name") or "")
     for number, step in enumerate(steps):
         try:
-            path += _said(step, model, files)
+            path += _read_step(step, model, files)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             note(f"{where}.steps[{number}] is left out: {error}.")
     stamps = [(number, one) for number, one in enumerate(path) if one.at]
@@ -85,7 +85,7 @@ def _paths(
             yield from _paths(inner, name, note, follow)
 
 
-def _said(step: Any, model: str, files: list[str]) -> Iterator[Said]:
+def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
     """Yield the messages of a step; add the files of its sub-agents to `files`. Raises ValueError and its like."""
     role = SOURCES[step["source"]]
     message: Message = {"role": role, "content": _content(step["message"])}

@@ -39,11 +39,11 @@ def trace_of(name: str, lines: list[Mapping[str, Any]]) -> Trace:
         while at is not None and at not in path:
             path.append(at)
             at = known.get(at.get("parentUuid"))
-        found.paths.append(_joined(path[::-1]))
+        found.paths.append(_join_messages(path[::-1]))
     return found
 
 
-def _joined(lines: list[Mapping[str, Any]]) -> list[Said]:
+def _join_messages(lines: list[Mapping[str, Any]]) -> list[Said]:
     """Return the messages of lines; the parts of one answer, which have a line each, as one message."""
     out: list[Said] = []
     last = None
@@ -52,7 +52,7 @@ def _joined(lines: list[Mapping[str, Any]]) -> list[Said]:
         for message in messages_in([{**given, "role": given.get("role") or line["type"]}]):
             id, role = given.get("id"), message["role"]
             if id and id == last and role == "assistant":
-                out[-1].message = _merged(out[-1].message, message)
+                out[-1].message = _merge_messages(out[-1].message, message)
                 continue
             model = str(given.get("model") or "") if role == "assistant" else ""
             out.append(Said(message, stamp(line.get("timestamp")), model=model))
@@ -60,7 +60,7 @@ def _joined(lines: list[Mapping[str, Any]]) -> list[Said]:
     return out
 
 
-def _merged(one: Message, other: Message) -> Message:
+def _merge_messages(one: Message, other: Message) -> Message:
     for key in ("content", "reasoning_content"):
         if other.get(key):
             one = one | {key: "\n".join(filter(None, [one.get(key), other[key]]))}

@@ -107,13 +107,15 @@ def _otel(record: Mapping[str, Any]) -> Span:
         found.result = flat.get("gen_ai.tool.call.result", flat.get("output.value"))
     elif kind not in ("invoke_agent", "AGENT", "CHAIN"):
         found.asked = [*messages_in(flat.get("gen_ai.system_instructions"), "system")]
-        found.asked += messages_in(_listed(flat, ("gen_ai.input.messages", "llm.input_messages")))
-        answer = _listed(flat, ("gen_ai.output.messages", "llm.output_messages"))
+        found.asked += messages_in(
+            _collect_list(flat, ("gen_ai.input.messages", "llm.input_messages"))
+        )
+        answer = _collect_list(flat, ("gen_ai.output.messages", "llm.output_messages"))
         found.answered = [*messages_in(answer, "assistant")]
     return found
 
 
-def _listed(flat: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _collect_list(flat: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the value of the first name, put together from `NAME.0.role` and so on where it is flattened."""
     for name in names:
         if name in flat:

@@ -85,7 +85,7 @@ def episode_of(trace: Trace) -> Episode:
     known: dict[tuple[int, str], int] = {}
     for path in trace.paths:
         parent = ROOT
-        for role, group in _grouped(path):
+        for role, group in _group_by_role(path):
             key = (parent, dumps([one.message for one in group]))
             if key not in known:
                 known[key] = len(turns)
@@ -114,7 +114,7 @@ def episode_of(trace: Trace) -> Episode:
     )
 
 
-def _grouped(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
+def _group_by_role(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
     """Return each message with its role; answers of tools that follow each other are one turn."""
     groups: list[tuple[str, list[Said]]] = []
     for one in path:
