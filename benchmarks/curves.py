@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from agentrl_cli.evaluate.stats import wilson  # noqa: E402  # works without an installation
 from agentrl_cli.registry.plugins import offers  # noqa: E402
-from agentrl_cli.reports.reference import FILE, pick_settings  # noqa: E402
+from agentrl_cli.reports.reference import FILE, curve_file, pick_settings  # noqa: E402
 from agentrl_cli.store import RunRow, Store  # noqa: E402
 from agentrl_cli.trainer.inputs import EVENT, hash_rows  # noqa: E402
 from benchmarks.machine import machine  # noqa: E402
@@ -151,7 +151,7 @@ def place(source: str) -> Path:
         return ROOT / "tasks" / kind / FILE
     module = offers("programs")[kind].partition(":")[0]
     folder = (ROOT / Path(*module.split("."))).parent
-    return folder / "curves" / f"{_slug(name)}.json"
+    return curve_file(folder, name)
 
 
 def _slug(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,6 +72,11 @@ class Reference:
             for key, value in pick_settings(settings, self.settings).items()
             if value != self.settings[key]
         ]
+
+
+def curve_file(folder: Path, id: str) -> Path:
+    """Return the file of the reference that a plugin in `folder` ships for one of its environments."""
+    return folder / "curves" / f"{re.sub(r'[^A-Za-z0-9]+', '-', id)}.json"
 
 
 def smooth(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.reports.reference import FILE
+from agentrl_cli.reports.reference import FILE, curve_file
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.sources import FILES
@@ -218,7 +217,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         kind=program.__name__,
     )
     draft.files["agent.py"] = text.encode()
-    curves = Path(program.worker).parent / "curves" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.json"
+    curves = curve_file(Path(program.worker).parent, name)
     if curves.is_file():
         draft.files[FILE] = curves.read_bytes()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""

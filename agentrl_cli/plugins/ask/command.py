@@ -87,7 +87,7 @@ async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> st
 
     from agentrl_cli.types.masking import mask_text
 
-    if name.startswith("-") or "/" in name or (name and Path(name).exists()):
+    if name.startswith("-") or "/" in name or (name and Path(name).is_file()):
         raise ToolError(f"{name} is not the name of a run or an episode.")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl_cli", *words, *filter(None, [name]), "--db", str(db)),

@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -165,6 +167,16 @@ def require_inside(config: Config) -> None:
                 )
 
 
+def name_interpreter(path: str) -> dict[str, str]:
+    """Return the part of a runtime environment that names an interpreter, if a shell would split its path.
+
+    Ray puts the path into a shell's command as it stands, so that no worker would ever start. Without a blank each
+    node uses its own interpreter.
+    """
+    quoted = shlex.quote(path)
+    return {} if quoted == path else {"py_executable": quoted}
+
+
 def connect(cluster: ClusterConfig, base: Path) -> None:
     """Join the Ray cluster of the settings. Raises ConfigError, EnvironmentProblem."""
     import ray
@@ -192,7 +204,11 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
             namespace="agentrl",
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"working_dir": str(base), "excludes": EXCLUDED},
+            runtime_env={
+                "working_dir": str(base),
+                "excludes": EXCLUDED,
+                **name_interpreter(sys.executable),
+            },
         )
     except Exception as error:  # Ray raises it bare for a node that does not start in time
         ray.shutdown()

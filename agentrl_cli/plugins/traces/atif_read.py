@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl_cli.plugins.traces.atif_write import OWN
-from agentrl_cli.plugins.traces.trace import Note, Said, Trace, tool_call
+from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in, tool_call
 from agentrl_cli.types import Episode, Message, Tokens, TrainSignals, supports
 
 Follow = Callable[[str], list[Any]]
@@ -51,7 +51,7 @@ def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Tr
 def reward_in(*places: Mapping[str, Any]) -> float | None:
     """Return the first number called reward or score."""
     given = (place.get(name) for place in places for name in ("reward", "score"))
-    return next((float(one) for one in given if isinstance(one, (int, float))), None)
+    return next((one for one in map(number_in, given) if one is not None), None)
 
 
 def _paths(
@@ -119,7 +119,7 @@ def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(f"a {type(content).__name__} is not a message")
+        raise ValueError("its message is neither a text nor a list of parts")
     return "\n".join(
         str(part["text"]) if part["type"] == "text" else f"[image {part['source']['path']:.80}]"
         for part in content

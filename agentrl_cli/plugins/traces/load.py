@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from agentrl_cli.types.plain import parse_json
 
 LARGEST = 64 * 2**20
 """Bytes of a JSON text that is read at once: a file, or a line of one."""
+MOST_FILES = 100
+"""Files of sub-agents and continuations that are read for one trajectory."""
 Found = Trace | Whole
 
 
@@ -58,7 +61,7 @@ def _lines(path: Path, file: Any, note: Note, whole: str) -> Iterator[tuple[str,
                     return
 
 
-ERRORS = (ValueError, TypeError, LookupError, AttributeError)
+ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 """Raised by a value that is not of the form that it seems to have."""
 
 
@@ -126,6 +129,8 @@ def _follow(path: Path, note: Note) -> atif_read.Follow:
             note(f"{name} is left out: it is not a file beside {path.name}.")
         elif beside in read:
             note(f"{name} is left out: it was read before, so trajectories form a circle.")
+        elif len(read) > MOST_FILES:
+            note(f"{name} is left out: {path.name} leads to more than {MOST_FILES} files.")
         else:
             read.add(beside)
             return [one for _, one in values(beside, note) if atif_read.is_atif(one)]
@@ -138,7 +143,13 @@ def load(path: Path, store: Store) -> tuple[list[str], list[str]]:
     """Add the traces of a file to a store, all in one transaction; return their ids, and sentences on the rest."""
     problems: list[str] = []
     found = [*traces(path, problems.append)]
-    ids: list[str] = []
+    ids = dict[str, None]()
+    for one in found:
+        if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
+            problems.append(
+                f"A reward of {one.reward} is not a finite number: its trace is ungraded."
+            )
+            one.reward = None
     with store.transaction():
         run = None
         for one in found:
@@ -158,8 +169,8 @@ def load(path: Path, store: Store) -> tuple[list[str], list[str]]:
                 store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
                 if signals is not None:
                     store.signals.add(episode.id, signals)
-            ids.append(episode.id)
-    return [*dict.fromkeys(ids)], problems
+            ids[episode.id] = None
+    return [*ids], problems
 
 
 def _begin(store: Store, path: Path, model: str, digest: str) -> str:

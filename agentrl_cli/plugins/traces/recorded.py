@@ -200,7 +200,7 @@ class Recorded:
 
     @staticmethod
     def answer(episode: Episode, ctx: RewardContext) -> Any:
-        """1 if the last answer is the recorded one: the same words, or the same last number where it has one."""
+        """Return 1 if the last answer is the recorded one: the same words, or the same last number where it has one."""
         assert ctx.task is not None
         wanted = content_text(ctx.task["recorded"][-1].get("content"))
         same = _words(ctx.final_text) == _words(wanted)

@@ -34,12 +34,12 @@ def trace_of(name: str, lines: list[Mapping[str, Any]]) -> Trace:
     known = {line["uuid"]: line for line in lines if "uuid" in line and "message" in line}
     parents = {line.get("parentUuid") for line in known.values()}
     for leaf in (line for id, line in known.items() if id not in parents):
-        path: list[Mapping[str, Any]] = []
+        path: dict[Any, Mapping[str, Any]] = {}
         at: Any = leaf
-        while at is not None and at not in path:
-            path.append(at)
+        while at is not None and at["uuid"] not in path:
+            path[at["uuid"]] = at
             at = known.get(at.get("parentUuid"))
-        found.paths.append(_join_messages(path[::-1]))
+        found.paths.append(_join_messages([*path.values()][::-1]))
     return found
 
 

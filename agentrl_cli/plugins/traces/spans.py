@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl_cli.plugins.traces.atif_read import stamp
 from agentrl_cli.plugins.traces.messages import messages_in
-from agentrl_cli.plugins.traces.trace import Note, Said, Trace
+from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in
 from agentrl_cli.types import Message
 
 SCORES = ("gen_ai.evaluation.score.value", "reward", "score")
@@ -61,9 +61,8 @@ def read_span(record: Mapping[str, Any]) -> Span:
         return _otel(record)
     found = Span(str(record["traceId"]), stamp(record["startTime"]), stamp(record.get("endTime")))
     found.error = str(record.get("statusMessage") or "") if record.get("level") == "ERROR" else ""
-    found.score = next(
-        (float(one["value"]) for one in record.get("scores") or () if _number(one["value"])), None
-    )
+    scores = (number_in(one["value"]) for one in record.get("scores") or ())
+    found.score = next((one for one in scores if one is not None), None)
     if record["type"] == "GENERATION":
         found.model = str(record.get("model") or "")
         found.asked = [*messages_in(record.get("input"))]
@@ -81,7 +80,7 @@ def _otel(record: Mapping[str, Any]) -> Span:
         else _flat(given)
     )
     context = record.get("context") or {}
-    nanos = [float(record.get(f"{name}TimeUnixNano") or 0) / 1e9 for name in ("start", "end")]
+    nanos = [_seconds(record.get(f"{name}TimeUnixNano")) for name in ("start", "end")]
     times = [stamp(record.get(f"{name}_time")) for name in ("start", "end")]
     start, end = (one or other for one, other in zip(nanos, times, strict=True))
     found = Span(str(record.get("traceId") or context["trace_id"]), start, end)
@@ -93,7 +92,7 @@ def _otel(record: Mapping[str, Any]) -> Span:
     notes = [one.get("result", one) for one in record.get("annotations") or ()]
     scores: list[Any] = [place.get(name) for place in (flat, *events) for name in SCORES]
     scores += [note.get("score") for note in notes if isinstance(note, dict)]
-    found.score = next((float(one) for one in scores if _number(one)), None)
+    found.score = next((one for one in map(number_in, scores) if one is not None), None)
     status = record.get("status") or {}
     failed = status.get("code") in (2, "STATUS_CODE_ERROR") or record.get("status_code") == "ERROR"
     found.error = str(status.get("message") or record.get("status_message") or "error") * failed
@@ -113,6 +112,12 @@ def _otel(record: Mapping[str, Any]) -> Span:
         answer = _collect_list(flat, ("gen_ai.output.messages", "llm.output_messages"))
         found.answered = [*messages_in(answer, "assistant")]
     return found
+
+
+def _seconds(nanos: Any) -> float:
+    """Return the seconds of nanoseconds, which OTLP's JSON gives as a text; 0 for one out of range."""
+    number = float(nanos or 0)
+    return number / 1e9 if 0 <= number < 2**64 else 0.0
 
 
 def _collect_list(flat: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -162,10 +167,6 @@ def _value(given: Mapping[str, Any]) -> Any:
     if kind == "kvlistValue":
         return {one["key"]: _value(one["value"]) for one in value.get("values", ())}
     return int(value) if kind == "intValue" else value
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def traces_of(spans: Mapping[str, list[Span]], note: Note) -> Iterator[Trace]:

@@ -5,6 +5,7 @@ Its token ids are those of the bundled tokenizer and never trained: they are the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -64,6 +65,14 @@ class Trace:
         """Return the text of the first user message."""
         said = (one.message for path in self.paths[:1] for one in path)
         return next((content_text(m.get("content")) for m in said if m["role"] == "user"), "")
+
+
+def number_in(value: Any) -> float | None:
+    """Return a JSON number or truth value as a float, infinity for an integer beyond it; None for anything else."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return math.inf
 
 
 @cache

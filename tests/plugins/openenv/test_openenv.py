@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,15 @@ with ThreadPoolExecutor(64) as pool:
 """
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def lives(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is None
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     python = python_with("openenv", "openenv websockets")
@@ -142,11 +152,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         processes.append(process)
         found[name] = f"http://127.0.0.1:{port}"
 
-        def answers(port: int = port) -> bool:
-            with socket.socket() as one:
-                return one.connect_ex(("127.0.0.1", port)) == 0
-
-        assert comes(answers, lambda one=process: one.poll() is None)  # type: ignore[misc]
+        assert comes(partial(answers, port), partial(lives, process))
     yield found
     for process in processes:
         process.terminate()

@@ -25,6 +25,7 @@ from agentrl_cli.plugins.ray.open import open_pool, require_local, require_same
 from agentrl_cli.plugins.ray.pool import WorkerPool
 from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.plugins.ray.ray_actors import (
+    name_interpreter,
     require_answer,
     require_inside,
     require_room,
@@ -351,6 +352,11 @@ async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves
         loads = [(method, *arguments[:1]) for _, method, arguments in Slow.sent[1:]]
         assert loads == [("load", "v0"), ("load", "v1"), ("hold",), ("load", "v1")]
         await pool.close()
+
+
+def test_an_interpreter_with_a_blank_in_its_path_is_quoted() -> None:
+    assert name_interpreter("/a b/python") == {"py_executable": "'/a b/python'"}
+    assert name_interpreter("/a/python") == {}
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_cli.plugins.traces.atif_read import read
 from agentrl_cli.plugins.traces.atif_write import trajectory
-from agentrl_cli.plugins.traces.load import LARGEST
+from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import (
@@ -232,7 +232,7 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
 
 
-def foreign(steps: list[Any], **further: Any) -> dict[str, Any]:
+def foreign(steps: Any, **further: Any) -> dict[str, Any]:
     agent = {"name": "terminus-2", "version": "2.0", "model_name": "some/model"}
     return {
         "schema_version": "ATIF-v1.6",
@@ -318,10 +318,22 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, int]] = {
         lambda path: path.write_text(
             json.dumps(foreign([7, {**ASK, "message": 5}, {**CALL, "tool_calls": [3]}, DONE]))
         ),
-        "x.jsonl.steps[1] is left out: a int is not a message",
+        "x.jsonl.steps[1] is left out: its message is neither a text nor a list of parts",
         1,
     ),
-    "steps": (lambda path: path.write_text(json.dumps(foreign({}))), "steps is not a list", 0),  # type: ignore[arg-type]
+    "steps": (lambda path: path.write_text(json.dumps(foreign({}))), "steps is not a list", 0),
+    "numbers": (
+        lambda path: path.write_text(
+            "\n".join(
+                json.dumps(foreign([ASK, DONE], extra={"reward": "0"}, session_id=word)).replace(
+                    '"0"', word
+                )
+                for word in ("NaN", "-Infinity", "1" + 400 * "0", "true")
+            )
+        ),
+        "A reward of -inf is not a finite number: its trace is ungraded",
+        4,
+    ),
     "clock": (
         lambda path: path.write_text(json.dumps(foreign([DONE, ASK]))),
         "the clock runs backwards at message 2",
@@ -383,3 +395,12 @@ def test_parents_and_roots() -> None:
         lambda name: [],
     )
     assert isinstance(found, tuple) and found[0].turns[0].parent == ROOT
+
+
+def test_a_chain_of_many_files_ends_with_a_sentence(cli: Cli, tmp_path: Path) -> None:
+    for number in range(2 * MOST_FILES):
+        text = json.dumps(foreign([ASK, DONE], continued_trajectory_ref=f"c{number + 1}.json"))
+        (tmp_path / f"c{number}.json").write_text(text)
+    said = f"c0.json leads to more than {MOST_FILES} files"
+    cli("import", "atif", "c0.json", "--db", "s.db", said=said)
+    assert len(cli.json("ls", "--db", "s.db")) == 1
