@@ -166,9 +166,11 @@ def plugin_settings() -> Mapping[str, Any]:
 
 
 def add_flags(command: Any, name: str) -> None:
-    """Give a command the options that plugins offer for it."""
+    """Give a command, and those of a group, the options that plugins offer for them."""
+    for inner, sub in getattr(command, "commands", {}).items():
+        add_flags(sub, f"{name} {inner}")
     for path in offers("flags"):
-        if path.startswith(f"{name} "):
+        if path.rpartition(" ")[0] == name:
             own = typer.Typer(add_completion=False)
             own.command()(resolve("flags", {}, path))
             _add(command, get_command(own))

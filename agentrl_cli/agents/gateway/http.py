@@ -207,28 +207,37 @@ def bearer(header: str) -> str:
 
 
 class PageGuard:
-    """ASGI middleware: Host, Origin, and a body that a page sends without asking.
+    """ASGI middleware: Host, Origin, the token, and a body that a page sends without asking.
 
     Args:
         app: Answers everything else.
         names: Names of this server besides its addresses.
         unasked: Whether such bodies are taken: where every call carries a key that no page can know.
         hint: How a user allows a refused name.
+        token: The bearer token that every request needs, unless the app asks for one itself.
     """
 
     def __init__(
-        self, app: ASGIApp, names: Collection[str], *, unasked: bool = False, hint: str = ""
+        self,
+        app: ASGIApp,
+        names: Collection[str],
+        *,
+        unasked: bool = False,
+        hint: str = "",
+        token: str = "",
     ) -> None:
         self._app, self._names = app, {name.casefold() for name in names}
-        self._unasked, self._hint = unasked, hint
+        self._unasked, self._hint, self._token = unasked, hint, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            status, why = self._problem(scope["method"], Headers(scope=scope))
+        if scope["type"] in ("http", "websocket"):
+            status, why = self._problem(scope.get("method", ""), Headers(scope=scope))
+            if why and scope["type"] == "websocket":  # closed before it is accepted: 403
+                return await send({"type": "websocket.close", "code": 1008, "reason": why})
             if why:
-                await JSONResponse(openai_error(why, status), status)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                answer = JSONResponse(openai_error(why, status), status)
+                return await answer(scope, receive, send)
+        return await self._app(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> tuple[int, str]:
         host = headers.get("host", "")
@@ -236,6 +245,8 @@ class PageGuard:
             return 403, f"No server is called {host!r} here. {self._hint}".rstrip()
         if is_foreign(headers.get("origin"), (host,)):
             return 403, "Pages of other sites are not answered."
+        if self._token and not is_token(self._token, bearer(headers.get("authorization", ""))):
+            return 401, "Authorization: Bearer TOKEN is needed."
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if (
             method == "POST"
@@ -274,8 +285,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Yield the address of a server that answers requests. Raises UsageError for a bad address, EnvError."""
+async def listening(app: ASGIApp, host: str, port: int, **options: Any) -> AsyncIterator[str]:
+    """Yield the address of a server that answers requests. Raises UsageError for a bad address, EnvError.
+
+    `options` are uvicorn's, which serves HTTP alone without them.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -285,20 +299,19 @@ async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
             raise UsageError(
                 f"Cannot listen on {host}:{port}: {error.strerror}.", hint="Take another --port."
             ) from error
-        async with answering(app, sock):
+        async with answering(app, sock, **options):
             name = f"[{host}]" if ":" in host else host
             yield f"http://{name}:{sock.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
-async def answering(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
+async def answering(app: ASGIApp, sock: socket.socket, **options: Any) -> AsyncIterator[None]:
     """Answer the requests on a socket that has its address. Raises EnvError if the server does not start."""
     config = uvicorn.Config(
         app,
         log_level="critical",
         access_log=False,
-        lifespan="off",
-        ws="none",
+        **{"lifespan": "off", "ws": "none", **options},
         proxy_headers=False,
         server_header=False,
         date_header=False,

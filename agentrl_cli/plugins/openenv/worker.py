@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
+import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 LARGEST = 16 * 2**20
 """Bytes of a message."""
+MOST_TOOLS = 2000
+"""Tools of an environment."""
 PATIENCE = 300.0
 """Seconds that an answer may take."""
 CLOSING = 10.0
 """Seconds that a server has to end a session."""
 BOOKKEEPING = ("done", "reward", "metadata")
-_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: no other address was asked for."""
+
+    def redirect_request(self, *given: Any) -> None:
+        """Return nothing, so that the redirect is the error."""
+
+
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
 
 
 class OpenEnv:
@@ -28,18 +42,37 @@ class OpenEnv:
         self.url, self.score = str(config["package"]).rstrip("/"), config["score"]
         options = dict(config["options"])
         self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
+        self.patience = float(options.pop("patience", PATIENCE))
         self.options = options
+        token = os.environ.get("OPENENV_TOKEN")
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"{self.url} is not an address: openenv:http://HOST:PORT")
         try:
-            with _HTTP.open(f"{self.url}/schema", timeout=PATIENCE) as answer:
-                self.action = json.load(answer)["action"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.action = self._fetch_schema()["action"]
+            self.act = _act(self.action)
+        except (*WRONG, OSError) as error:
             raise ValueError(f"{self.url} does not answer as an OpenEnv server: {error}") from error
 
     def open(self, sample: int) -> World:
         """Return an environment in a session of its own, reset with the seed."""
         return World(self, sample)
+
+    def _fetch_schema(self) -> Any:
+        request = urllib.request.Request(f"{self.url}/schema", headers=self.headers)
+        until, data = time.monotonic() + self.patience, b""
+        with _HTTP.open(request, timeout=self.patience) as answer:
+            while part := answer.read1(LARGEST):
+                data += part
+                if len(data) > LARGEST or time.monotonic() > until:
+                    raise ValueError(
+                        f"/schema is longer than {LARGEST} bytes or {self.patience:g} s"
+                    )
+        return json.loads(data)
+
+
+WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""Raised by what is not of the form that the protocol has."""
 
 
 class World:
@@ -51,10 +84,12 @@ class World:
 
         self._closed = ConnectionClosed
         self._env, self._total, self._last = env, 0.0, 0.0
+        self._graded = False
         self._socket = connect(
             f"ws{env.url.removeprefix('http')}/ws",
             max_size=LARGEST,
-            open_timeout=PATIENCE,
+            open_timeout=env.patience,
+            additional_headers=env.headers,
             proxy=None,
         )
         try:
@@ -64,7 +99,7 @@ class World:
             self.close()
             raise
         self._own = bool(self.tools)
-        self.tools = self.tools or [_act(env.action)]
+        self.tools = self.tools or [env.act]
         about = "" if self._own else env.action.get("description", "")
         goal = env.goal or f"Use the tools until it is done. {about}"
         self.prompt = [{"role": "system", "content": goal.strip()}]
@@ -97,38 +132,72 @@ class World:
         """Return the text of an observation, and whether it is the last."""
         answer = self._send(kind, data)
         if answer.get("type") == "error":
-            said = answer.get("data") or {}
+            said = answer["data"]
             if said.get("code") in ("VALIDATION_ERROR", "EXECUTION_ERROR") and kind == "step":
-                wrong = [f"{one['loc'][-1]}: {one['msg']}" for one in said.get("errors") or ()]
-                return f"Error: {_short('; '.join(wrong) or said.get('message'))}", False
+                wrong = _short(said.get("errors") or "")
+                with contextlib.suppress(*WRONG):
+                    wrong = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in said["errors"])
+                return f"Error: {_short(wrong or said.get('message'))}", False
             raise ValueError(_problem(said, self._env.url))
-        found = answer["data"]
-        if isinstance(found.get("reward"), (int, float)):
-            self._last = float(found["reward"])
-            self._total += self._last
-        return text_of(found.get("observation")), bool(found.get("done"))
+        try:
+            found, over = answer["data"], answer["data"].get("done") or False
+            if (given := found.get("reward")) is not None:
+                self._last, self._graded = float(given), kind == "step"
+                self._total += self._last
+            if not math.isfinite(self._total):
+                raise ValueError("a reward that is not finite")
+            if not isinstance(over, bool):
+                raise TypeError("`done` is neither true nor false")
+            text = text_of(found.get("observation"))
+        except WRONG as error:
+            raise ValueError(
+                f"{self._env.url} answered {kind} with {_short(answer)}: {error}"
+            ) from error
+        if over and not self._graded:  # never a 0: nothing was graded
+            raise ValueError(f"{self._env.url} ended the episode without a reward. {text[:300]}")
+        return text, over
 
     def _send(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        url, patience = self._env.url, self._env.patience
         with contextlib.suppress(self._closed):  # why it was closed is there to be read
             self._socket.send(json.dumps({"type": kind, "data": data}))
-        answer = json.loads(self._socket.recv(PATIENCE))
-        if not isinstance(answer, dict):
-            raise ValueError(f"{self._env.url} answered {str(answer)[:60]!r}")
+        try:
+            answer = json.loads(self._socket.recv(patience))
+        except self._closed as error:
+            raise ValueError(
+                f"{url} closed the session before it answered {kind}: {error}"
+            ) from error
+        except TimeoutError as error:
+            raise ValueError(f"{url} did not answer {kind} in {patience:g} s") from error
+        except WRONG as error:
+            raise ValueError(f"{url} answered {kind} with what is not JSON: {error}") from error
+        if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
+            raise ValueError(f"{url} answered {kind} with {_short(answer)[:60]}")
         return answer
 
     def _list_tools(self) -> list[dict[str, Any]]:
         """Return the environment's own tools; none if it has none."""
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-        result = (self._send("mcp", request).get("data") or {}).get("result") or {}
-        return [
-            _tool(
-                one["name"], one.get("description"), one.get("inputSchema", one.get("input_schema"))
-            )
-            for one in result.get("tools", ())
-        ]
+        answer = self._send("mcp", request)["data"]
+        try:
+            found = (answer.get("result") or {}).get("tools", ())
+            if len(found) > MOST_TOOLS:
+                raise ValueError(f"there are more than {MOST_TOOLS}")
+            return [
+                _tool(
+                    one["name"],
+                    one.get("description"),
+                    one.get("inputSchema", one.get("input_schema")),
+                )
+                for one in found
+            ]
+        except WRONG as error:
+            raise ValueError(f"{self._env.url} lists tools that cannot be read: {error}") from error
 
 
-def _tool(name: str, description: Any, schema: Any) -> dict[str, Any]:
+def _tool(name: Any, description: Any, schema: Any) -> dict[str, Any]:
+    if not isinstance(name, str):
+        raise TypeError(f"the name {name!r:.40} is not a text")
     parameters = schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
     function = {"name": name, "description": str(description or name), "parameters": parameters}
     return {"type": "function", "function": function}

@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,10 @@ from agentrl_cli.commands.common import (
     warn_bare,
     warn_unsafe,
 )
+from agentrl_cli.commands.options import plugin_settings
 from agentrl_cli.errors import UsageError
+from agentrl_cli.plugins.verl_tool.settings import Address
+from agentrl_cli.registry import resolve
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
@@ -115,14 +118,46 @@ def serve(
             "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
         )
     context = open_project(project, None, config, sets, required=False)
-    tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
+    names = {"localhost", host, gethostname(), *(allow_host or ())}
+    address = Address(host, port, secret, names, max_calls)
+    packs = packs_of(context, pack)
+    if wire := next((name for name, value in plugin_settings().items() if value is True), ""):
+        if mcp or socket is not None:
+            raise UsageError(f"--{wire} goes without --mcp and --socket.")
+        return asyncio.run(_serve_wire(wire, context, [*packs.values()], address))
+    tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
-    sessions = {name: one.session for name, one in packs_of(context, pack).items()}
-    listen, known = (host, port, socket), allow_host or ()
+    sessions = {name: one.session for name, one in packs.items()}
     way = "stdio" if stdio else "http" if mcp else ""
-    asyncio.run(_serve(context, tools, path, options, parser, listen, idle, sessions, known, way))
+    serving = _serve(context, tools, path, options, parser, address, socket, idle, sessions, way)
+    return asyncio.run(serving)
+
+
+async def _serve_wire(wire: str, context: Context, packs: list[Any], address: Address) -> None:
+    """Serve packs by another protocol until a signal comes."""
+    ending = _ending()
+    async with resolve("wires", {}, wire)(context, packs, address) as url:
+        _announce(context, url, address.token)
+        await ending.wait()
+
+
+def _ending() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set."""
+    ending = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    return ending
+
+
+def _announce(context: Context, address: str, token: str) -> None:
+    echo(address)
+    warn_bare(context.config.sandbox)
+    if token:
+        narrate(f"export AGENTRL_TOKEN={token}")
+    else:
+        narrate("No token: every user of this machine can run these tools.")
 
 
 async def _serve(
@@ -131,28 +166,25 @@ async def _serve(
     journal: Path,
     options: Mapping[str, Any],
     parser: str,
-    where: tuple[str, int, Path | None],
+    where: Address,
+    socket: Path | None,
     idle: float,
     sessions: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
     mcp: str,
 ) -> None:
+    from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http, serve_stdio
+
     async with open_server(context, tools, journal, options, parser, sessions) as server:
         if mcp == "stdio":
-            from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_stdio
-
             return await serve_stdio(mcp_server(server.trajectories))
-        ending = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, ending.set)
-        async with _listening(server, where, names, options["token"], idle, mcp) as address:
-            echo(address)
-            warn_bare(context.config.sandbox)
-            if options["token"]:
-                narrate(f"export AGENTRL_TOKEN={options['token']}")
-            else:
-                narrate("No token: every user of this machine can run these tools.")
+        ending = _ending()
+        opening = (
+            serve_http(mcp_server(server.trajectories), where, idle)
+            if mcp
+            else listening(server, where.host, where.port, socket, where.names)
+        )
+        async with opening as address:
+            _announce(context, address, where.token)
             narrate(
                 f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories."
             )
@@ -163,23 +195,6 @@ async def _serve(
             server.draining = True
             await server.trajectories.shutdown()
     return None
-
-
-def _listening(
-    server: ToolServer,
-    where: tuple[str, int, Path | None],
-    names: Sequence[str],
-    token: str,
-    idle: float,
-    mcp: str,
-) -> contextlib.AbstractAsyncContextManager[str]:
-    if not mcp:
-        return listening(server, *where, names)
-    from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
-
-    host, port, _ = where
-    found = [gethostname(), *names]
-    return serve_http(mcp_server(server.trajectories), host, port, token, found, idle)
 
 
 @contextlib.asynccontextmanager
@@ -234,7 +249,7 @@ async def open_server(
 
 @contextlib.asynccontextmanager
 async def listening(
-    server: ToolServer, host: str, port: int, socket: Path | None, names: Sequence[str] = ()
+    server: ToolServer, host: str, port: int, socket: Path | None, names: Collection[str] = ()
 ) -> AsyncIterator[str]:
     """Answers requests; yields the address for `tool_server.url`. Raises UsageError if it is in use.
 

@@ -7,16 +7,16 @@ Over HTTP a session is one of the handshake (its id is in a header). Clients of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl_cli._version import __version__
-from agentrl_cli.agents.gateway.http import PageGuard, bearer, is_token, listening
+from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.errors import AgentRLError, MissingDependency
+from agentrl_cli.plugins.verl_tool.settings import Address
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
@@ -77,30 +77,25 @@ async def serve_stdio(server: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve_http(
-    server: Any, host: str, port: int, token: str, names: Collection[str], idle: float
-) -> AsyncIterator[str]:
+async def serve_http(server: Any, where: Address, idle: float) -> AsyncIterator[str]:
     """Answer clients of streamable HTTP; yields the address."""
-    app = server.streamable_http_app(host=host, session_idle_timeout=idle)
+    app = server.streamable_http_app(host=where.host, session_idle_timeout=idle)
     async with server.session_manager.run():
-        guard = PageGuard(_Sessions(app, token), {"localhost", host, *names})
-        async with listening(guard, host, port) as address:
+        guard = PageGuard(_Sessions(app), where.names, token=where.token)
+        async with listening(guard, where.host, where.port) as address:
             yield f"{address}/mcp"
 
 
 class _Sessions:
-    """ASGI middleware: the token, and the handshake instead of requests without a session."""
+    """ASGI middleware: the handshake instead of requests without a session."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-        headers = Headers(scope=scope)
-        if self._token and not is_token(self._token, bearer(headers.get("authorization", ""))):
-            answer = JSONResponse({"error": "Authorization: Bearer TOKEN is needed."}, 401)
-            return await answer(scope, receive, send)
-        if headers.get(VERSION.decode(), "") not in ("", *HANDSHAKE_PROTOCOL_VERSIONS):
+        version = Headers(scope=scope).get(VERSION.decode(), "")
+        if version not in ("", *HANDSHAKE_PROTOCOL_VERSIONS):
             scope = {**scope, "headers": [one for one in scope["headers"] if one[0] != VERSION]}
         return await self._app(scope, receive, send)

@@ -1,0 +1,157 @@
+"""Serves packs as an OpenEnv environment: its server, routes and sessions are the package's own.
+
+A session plays one episode after the other. `reset` takes the task at `seed` (or at `index`) of `split`; a step is a
+call of a tool, and the tool `answer` a turn without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from openenv.core.env_server import Environment, State, create_app
+from openenv.core.env_server.mcp_types import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+)
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.errors import UsageError
+from agentrl_cli.plugins.openenv.played import ANSWER, SAY, UNLIMITED, Played
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.context import RolloutContext
+from agentrl_cli.rollout.parts import Parts
+from agentrl_cli.types import Episode, Message, Task
+from agentrl_cli.types.content import content_text
+
+TAKEN = {"reset", "step", "state", "close", SAY}
+"""Names that no tool of a pack can have here: those of the protocol, and the one that answers."""
+
+
+class PackEnvironment(Environment):  # type: ignore[misc]
+    """A session of the server."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, context: RolloutContext, tasks: dict[str, list[Task]]) -> None:
+        super().__init__()
+        self._context, self._tasks = context, tasks
+        self._played: Played | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def reset_async(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        split: str = "train",
+        index: int | None = None,
+        **_: Any,
+    ) -> Any:
+        """Begin the episode of a task. Raises ValueError."""
+        self.close()
+        if not (rows := self._tasks.get(split)):
+            raise ValueError(f"There are no tasks in {split!r}; splits: {', '.join(self._tasks)}.")
+        task = rows[(seed or 0 if index is None else index) % len(rows)]
+        self._loop = asyncio.get_running_loop()
+        self._played = Played(self._context, self._context.packs[task.pack], Job(task, seed or 0))
+        messages, ended = await self._played.hear()
+        if ended is not None:
+            raise ValueError(f"The episode did not begin: {ended.error}")
+        return CallToolObservation(
+            tool_name="reset", result=_text(messages), metadata={"messages": messages}
+        )
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+        """Take a turn. An episode that could not be graded is done without a reward. Raises ValueError."""
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(tools=[*map(_tool, self._schemas())])
+        if self._played is None:
+            raise ValueError("Reset first.")
+        self._played.take(action.tool_name, action.arguments)
+        messages, ended = await self._played.hear()
+        found = CallToolObservation(tool_name=action.tool_name, result=_text(messages))
+        return found if ended is None else found.model_copy(update=_end(ended))
+
+    def reset(self, **_: Any) -> Any:
+        """Refuse: only `reset_async` is called."""
+        raise NotImplementedError
+
+    step = reset
+
+    @property
+    def state(self) -> Any:
+        """Return the episode, its task and the number of turns."""
+        if self._played is None:
+            return State()
+        episode, count = self._played.transcript.episode, self._played.transcript.answers
+        return State(episode_id=episode.id, step_count=count, task=episode.task_id)
+
+    def close(self) -> None:
+        """End the episode. Another thread may call it."""
+        if self._played is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._played.running.cancel)
+
+    def list_splits(self) -> list[str]:
+        """Return the names of the packs' splits."""
+        return [*self._tasks]
+
+    def num_tasks(self, split: str) -> int:
+        """Return the number of tasks of a split."""
+        return len(self._tasks.get(split, ()))
+
+    def _schemas(self) -> list[Any]:
+        """Return the tools of the episode; before one those of all packs."""
+        packs = self._context.packs.values()
+        own = [schema for pack in packs for schema in pack.schemas]
+        return [*(own if self._played is None else self._played.env.schemas), ANSWER]
+
+
+def _text(messages: list[Message]) -> str:
+    return "\n\n".join(filter(None, (content_text(one.get("content")) for one in messages)))
+
+
+def _tool(schema: Any) -> Any:
+    function = schema["function"]
+    given = function.get("parameters") or {"type": "object", "properties": {}}
+    return Tool(name=function["name"], description=function["description"], input_schema=given)
+
+
+def _end(episode: Episode) -> dict[str, Any]:
+    """Return what the last observation says of an episode."""
+    parts = {part.name: part.value for part in episode.reward_parts}
+    about = {"outcome": str(episode.outcome), "rewards": parts, "error": episode.error}
+    reward = episode.reward if episode.graded else None
+    return {"done": True, "reward": reward, "metadata": about}
+
+
+def make_app(parts: Parts, config: Config, most: int) -> Any:
+    """Return the server of packs, which takes so many sessions at once. Raises UsageError, DataError."""
+    packs = parts.packs.values()
+    for pack in packs:
+        if pack.agent is not None:
+            raise UsageError(f"The pack {pack.name} has an agent, which brings its own loop.")
+        if taken := TAKEN & {tool.name for tool in pack.tools}:
+            raise UsageError(f"The tool {taken.pop()} of {pack.name} has a name of the protocol.")
+    splits = dict.fromkeys(split for pack in packs for split in pack.splits())
+    tasks = {
+        split: [task for pack in packs if split in pack.splits() for task in pack.tasks(split)]
+        for split in splits
+    }
+    chat = Chat(ByteTokenizer())
+    policy = ScriptedPolicy((), chat.tokenizer, context_length=UNLIMITED)
+    rollout = Rollout(policy, chat, parts.packs, config, sandbox=parts.sandbox, hooks=parts.hooks)
+    return create_app(
+        partial(PackEnvironment, rollout.context, tasks),
+        CallToolAction,
+        CallToolObservation,
+        env_name="agentrl",
+        max_concurrent_envs=most,
+        mode="simulation",
+    )

@@ -1,0 +1,41 @@
+"""The option `--openenv` of `agentrl tools serve`, and what it does. A page of help reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import typer
+
+from agentrl_cli.errors import UsageError
+from agentrl_cli.registry import require_package
+
+RELEASE = "0.10"
+
+
+def flags(
+    openenv: Annotated[
+        bool,
+        typer.Option("--openenv", help="Serve the packs as an OpenEnv environment instead."),
+    ] = False,
+) -> dict[str, Any]:
+    """Return the wire that the option means."""
+    return {"openenv": openenv or None}
+
+
+@asynccontextmanager
+async def serve(context: Any, packs: list[Any], where: Any) -> AsyncIterator[str]:
+    """Serve packs, and yield the address. Raises MissingDependency, UsageError, EnvError."""
+    require_package("openenv", RELEASE, "openenv-server")
+    from agentrl_cli.agents.gateway.http import PageGuard, listening
+    from agentrl_cli.plugins.openenv.served import make_app
+    from agentrl_cli.rollout.parts import open_parts
+
+    if not packs:
+        raise UsageError("No pack is named.", hint="agentrl tools serve --openenv --pack calc-task")
+    async with open_parts(context.config, context.project, packs=packs) as parts:
+        app = make_app(parts, context.config, where.most)
+        guard = PageGuard(app, where.names, token=where.token)
+        async with listening(guard, where.host, where.port, ws="auto", lifespan="on") as address:
+            yield address
