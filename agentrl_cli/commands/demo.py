@@ -19,6 +19,7 @@ from agentrl_cli.commands.dry import PlanOptions
 from agentrl_cli.commands.options import ModelOptions, WorkOptions
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.registry.plugins import spread_settings
 
 ENOUGH = {"code-task": 80}
 """Steps after which a pack's curve hardly rises: 0.933 of code-task's test split, 0.935 after 200."""
@@ -87,7 +88,11 @@ def _set_steps(settings: Path, steps: int | None) -> None:
 
 def _train(folder: Path, steps: int | None) -> None:
     """Train, or resume; if that fails, name the command that continues it."""
-    work, process = ModelOptions(project=folder), train.ProcessOptions(resume=_cut_short(folder))
+    process = train.ProcessOptions(resume=_cut_short(folder))
+    sets = (
+        [] if process.resume else spread_settings()
+    )  # with a small model one process keeps one core busy
+    work = ModelOptions(project=folder, sets=sets)
     try:
         train.command(steps=steps, planned=PlanOptions(), process=process, work=work)
     except Exception as error:

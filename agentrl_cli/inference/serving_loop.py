@@ -31,8 +31,8 @@ class ServingLoop:
     def __init__(self, engine: Engine, version: Callable[[], str]) -> None:
         self._engine, self._version = engine, version
         self._waiting: deque[Request] = deque()
-        self._fresh: list[Request] = []
-        """Those that the newest steps were to begin with: a failure reaches them too."""
+        self._open: set[Request] = set()
+        """Those whose result is awaited, wherever they are: a failure reaches each of them."""
         self._released: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._stepping: Future[list[Request]] | None = None
@@ -46,6 +46,8 @@ class ServingLoop:
     def add(self, request: Request) -> None:
         """Queue a turn; its future has the result."""
         self._waiting.append(request)
+        self._open.add(request)
+        request.future.add_done_callback(lambda _: self._open.discard(request))
         self._called = True
         self._wake()
 
@@ -60,7 +62,7 @@ class ServingLoop:
     async def close(self) -> None:
         """Cancel what runs, wait for the step in progress, and free everything."""
         self._called = True
-        for request in self._requests():
+        for request in list(self._open):
             if not request.abandoned:
                 request.future.cancel()
         if (
@@ -122,7 +124,6 @@ class ServingLoop:
     async def _step(self, fresh: list[Request]) -> list[Request]:
         """Steps in the thread, which has the batch to itself meanwhile."""
         self._called = False
-        self._fresh = fresh
         step = self._stepping = self._thread.submit(self._steps, fresh)
         try:
             return await asyncio.wrap_future(step)
@@ -156,7 +157,7 @@ class ServingLoop:
         what = (
             error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
         )
-        for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
+        for request in list(self._open):
             problem = PolicyError(f"The model could not generate: {what}", hint=hint)
             problem.__cause__ = error
             request.fail(problem)
@@ -189,6 +190,3 @@ class ServingLoop:
                 passed.append(request)
         waiting.extendleft(reversed(passed))
         return taken
-
-    def _requests(self) -> list[Request]:
-        return [*self._waiting, *self._engine.running]

@@ -29,6 +29,7 @@ imports nothing of agentrl, which is being imported. The kinds:
                 server that a run starts for itself (`runtime.Server`), or None
     pools       name to a context manager (config, project folder, loaded model, packs, store; spec, trainable, objects)
                 that yields the workers of a run (`rollout.context.Workers`), or None
+    spread      setting to (its default, a value): with the values two processes of this machine make the episodes
     doctors     name to an async function (config, project folder, store's path, narrate) that returns what
                 `agentrl doctor --cluster` prints, by the name of the option: (name, ok | warn | fail, detail,
                 what to do) for each check
@@ -62,6 +63,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -138,6 +140,21 @@ def offers(kind: str) -> dict[str, Any]:
     for offered in load_plugins().values():
         found |= {key: value for key, value in offered.get(kind, {}).items() if key not in found}
     return found
+
+
+def spread_settings(config: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the settings, KEY=VALUE, by which two processes make the episodes.
+
+    None on one core, without a plugin that offers them, or if `config`, of a run, has other values than the defaults.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = []
+    for key, (default, value) in offers("spread").items():
+        section, _, name = key.partition(".")
+        if str((config or {}).get(section, {}).get(name, default)) != default:
+            return []
+        found.append(f"{key}={value}")
+    return found if (cores or 1) > 1 else []
 
 
 def _load(target: str) -> Offers:

@@ -6,12 +6,14 @@ spans between these are the user, an agent's own program, grading, or waiting.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentrl_cli.errors import NotFound
+from agentrl_cli.registry.plugins import spread_settings
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.types import Episode, Turn
 
@@ -20,6 +22,8 @@ GLYPHS = {"sampling": "█", "tool": "▓", "user": "▒", "agent": "▒", "grad
 """Kind of a span to its glyph; the rest of a step is evaluation and saving."""
 SHOWN = 8
 """Episodes of a step that are drawn, those that end last."""
+ONE_CORE = 1.4
+"""CPU seconds a second below which a step leaves a second core idle."""
 SMALL = 0.02
 """Share of the whole below which waiting has no line of its own."""
 
@@ -165,7 +169,9 @@ def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
         sum(part.seconds for part in parts),
         [end for end, _, _ in drawn],
     )
-    advice = _shorten_step(parts, ends, seconds, run.config) or _shorten(totals, every, run.config)
+    advice = _shorten_step(parts, ends, seconds, run.config, row) or _shorten(
+        totals, every, run.config
+    )
     shown = [
         *((part.label, (part,)) for part in parts),
         *((label, spans) for _, label, spans in drawn[:SHOWN]),
@@ -187,7 +193,11 @@ def _get(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _shorten_step(
-    parts: Sequence[Span], ends: Sequence[float], seconds: float, config: Mapping[str, Any]
+    parts: Sequence[Span],
+    ends: Sequence[float],
+    seconds: float,
+    config: Mapping[str, Any],
+    row: Mapping[str, float],
 ) -> tuple[str, str] | None:
     """Return (text, command) if the time of a step lies outside of its episodes; None if it lies in them."""
     share = {part.kind: part.seconds / (seconds or 1.0) for part in parts}
@@ -207,6 +217,14 @@ def _shorten_step(
         return (
             f"{text}: larger micro-batches, as far as memory goes.",
             f"agentrl train --set train.token_budget={2 * budget}",
+        )
+    busy = row.get("time/cpu", math.inf) / (seconds or 1.0)
+    on_gpu = any(name.startswith("gpu/") for name in row)
+    spread = [] if on_gpu or busy > ONE_CORE else spread_settings(config)
+    if spread:
+        return (
+            f"Sampling takes {share['sampling']:.0%}, with {busy:.1f} cores busy: sample in two processes.",
+            f"agentrl train {' '.join(f'--set {one}' for one in spread)}",
         )
     whole = parts[0].seconds
     most = sorted(ends)[len(ends) * 3 // 4] if ends else whole

@@ -265,6 +265,19 @@ async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(
     assert len((await policy.generate("x", [1, 2, 3], sampling)).ids) == 20
 
 
+async def test_an_error_after_the_last_token_reaches_its_turn() -> None:
+    """The turn has left the batch by then, so that nothing else ends it."""
+
+    def refuse(token: int) -> None:
+        raise RuntimeError("the listener has closed")
+
+    policy = policy_of(tiny(), rows=3)
+    sampling = Sampling(max_new_tokens=1)
+    with pytest.raises(PolicyError, match="the listener has closed"):
+        await policy.generate("a", [1, 2], sampling, on_token=refuse)
+    assert len((await policy.generate("b", [1, 2], sampling)).ids) == 1
+
+
 async def test_weights_that_are_no_numbers() -> None:
     model = tiny()
     with torch.no_grad():

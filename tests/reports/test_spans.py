@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
+from agentrl_cli.registry.plugins import spread_settings
 from agentrl_cli.reports.spans import (
     GLYPHS,
     episode_spans,
@@ -100,7 +101,9 @@ def test_an_agents_program_runs_between_its_requests_and_branches_are_apart() ->
     ]
 
 
-def fill(path: Path, rollout: float, update: float, config: dict[str, object]) -> None:
+def fill(
+    path: Path, rollout: float, update: float, config: dict[str, object], **more: float
+) -> None:
     with Store.open(path) as store:
         store.runs.add(
             RunRow(
@@ -112,7 +115,11 @@ def fill(path: Path, rollout: float, update: float, config: dict[str, object]) -
                 f"e{n}", at=0.5 * n, run_id="r", step=1, kind="train", sample=n, fact="trained"
             )
             store.episodes.finish(one)
-        took = {"time/step": rollout + update, "time/rollout": rollout, "time/update": update}
+        took = {
+            "time/step": rollout + update,
+            "time/rollout": rollout,
+            "time/update": update,
+        } | more
         store.runs.add_step("r", 1, took)
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("UPDATE steps SET at=?", (100.0 + rollout + update,))
@@ -153,6 +160,30 @@ def test_a_step_names_the_setting_that_shortens_it(
     lines = waterfall_lines(found, 80)
     assert lines[2].count(GLYPHS["sampling"]) == int(rollout / found.seconds * 54)
     assert all(len(line) <= 80 for line in lines[2:-2])
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "setting"),
+    [
+        ({"cluster": {"kind": "here", "workers": 1}}, {"time/cpu": 14.0}, "cluster.workers=2"),
+        ({}, {"time/cpu": 14.0}, "cluster.kind=processes"),
+        ({}, {"time/cpu": 25.0}, "rollout.async_staleness=1"),
+        ({}, {"time/cpu": 14.0, "gpu/memory": 1.0}, "rollout.async_staleness=1"),
+        (
+            {"cluster": {"kind": "ray", "workers": 4}},
+            {"time/cpu": 3.0},
+            "rollout.async_staleness=1",
+        ),
+    ],
+)
+def test_a_step_that_leaves_a_core_idle_names_workers(
+    tmp_path: Path, config: dict[str, object], more: dict[str, float], setting: str
+) -> None:
+    if not spread_settings():
+        pytest.skip("needs two cores, and the plugin that has workers")
+    fill(tmp_path / "a.db", 12.0, 4.0, config, **more)
+    with Store.open(tmp_path / "a.db", readonly=True) as store:
+        assert setting in of_step(store, store.runs.get("run")).command
 
 
 def test_the_command_prints_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
