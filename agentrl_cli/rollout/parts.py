@@ -46,9 +46,9 @@ async def open_parts(
         packs = [with_parts(pack, texts) for pack in packs]
     found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
-    hook_list = HookList(
-        [*load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks, *hooks]
-    )
+    named = load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks
+    offered = (resolve("watchers", {}, name)(config) for name in offers("watchers"))
+    hook_list = HookList([*named, *(one for one in offered if one is not None), *hooks])
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None
         if any(pack.sandbox for pack in found.values()):

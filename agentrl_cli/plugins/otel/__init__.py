@@ -1,4 +1,4 @@
-"""Episodes as OpenTelemetry spans, by its GenAI conventions."""
+"""Episodes and training steps as OpenTelemetry spans, by its GenAI conventions."""
 
 from __future__ import annotations
 
@@ -7,4 +7,5 @@ OFFERS = {
     "settings": {"telemetry": f"{HERE}.settings:TelemetryConfig"},
     "flags": {f"{name} otel": f"{HERE}.options:flags" for name in ("serve", "rollout", "train")},
     "observers": {"otel": f"{HERE}.spans:observer"},
+    "watchers": {"otel": f"{HERE}.spans:watcher"},
 }

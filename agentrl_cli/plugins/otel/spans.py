@@ -6,11 +6,14 @@ An episode is sent when it has ended, with the times of its turns, so that sendi
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from agentrl_cli.errors import MissingDependency, UsageError
+from agentrl_cli.errors import MissingDependency, UsageError, describe_error
+from agentrl_cli.hooks import Hook
+from agentrl_cli.hooks.loggers import finite
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import Episode, Message, Turn
 from agentrl_cli.types.branches import path_to
@@ -18,6 +21,8 @@ from agentrl_cli.types.content import content_text
 from agentrl_cli.types.masking import mask
 
 ADDRESSES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+MOST = 120
+"""Numbers of a step: the SDK keeps 128 attributes of a span."""
 
 
 def observer(config: Any) -> Callable[[Episode], None] | None:
@@ -28,6 +33,42 @@ def observer(config: Any) -> Callable[[Episode], None] | None:
         hint = f"export {ADDRESSES[0]}=http://127.0.0.1:4318"
         raise UsageError("telemetry.spans has no collector to send to.", hint=hint)
     return partial(send, tracer(), content=config.telemetry.content)
+
+
+def watcher(config: Any) -> Steps | None:
+    """Return the hook that sends a training's steps; None if the settings want none. Raises as `observer`."""
+    return None if observer(config) is None else Steps(tracer())
+
+
+class Steps(Hook):
+    """Sends `train`, and in it a `train_step` with its numbers for every step; secrets are in none of them."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._run: Any = None
+        self._started = 0
+
+    def on_step_start(self, run: Any, step: int) -> None:
+        if self._run is None:
+            about = {"agentrl.run": run.id, "agentrl.run.name": run.name}
+            self._run = self._tracer.start_span(f"train {run.name}", attributes=about)
+        self._started = time.time_ns()
+
+    def on_update(self, metrics: Mapping[str, float], step: int) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        inside = set_span_in_context(self._run)
+        given = {f"agentrl.{name}": value for name, value in finite(metrics).items()}
+        span = self._tracer.start_span(
+            "train_step", inside, start_time=self._started, attributes={"agentrl.step": step}
+        )
+        span.set_attributes(dict([*given.items()][:MOST]))
+        span.end()
+
+    def on_run_end(self, run: Any, error: BaseException | None) -> None:
+        if self._run is not None:
+            _fail(self._run, "" if error is None else describe_error(error))
+            self._run.end()
 
 
 @cache

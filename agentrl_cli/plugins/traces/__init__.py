@@ -14,7 +14,7 @@ OFFERS = {
         "import atif": ("agentrl import atif trajectory.json", "agentrl import atif *.jsonl"),
         "import otlp": (
             "agentrl import otlp spans.jsonl",
-            "agentrl import otlp session.jsonl --json",
+            "agentrl import otlp --listen 4318",
         ),
     },
     "exports": {"atif": f"{HERE}.atif_write:lines"},

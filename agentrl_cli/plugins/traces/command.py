@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo_json, narrate
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    echo,
+    echo_json,
+    narrate,
+    warn,
+)
 from agentrl_cli.commands.imported import read_file
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store import Store
 
+HOST = "127.0.0.1"
 FilesArgument = Annotated[
     list[Path], typer.Argument(metavar="FILE", help="A JSON document, or JSON Lines.")
 ]
@@ -33,7 +45,18 @@ def atif(
 
 
 def otlp(
-    files: FilesArgument,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="A JSON document, or JSON Lines.")
+    ] = None,
+    listen: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Receive OTLP over HTTP at this port of loopback; 0: a free one."
+        ),
+    ] = None,
+    token: Annotated[
+        str, typer.Option(envvar="AGENTRL_TOKEN", help="The bearer token of its senders.")
+    ] = "",
     as_json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -42,9 +65,41 @@ def otlp(
 
     OTLP as JSON with GenAI or OpenInference attributes (a collector's file, a line for each export), spans of Phoenix,
     traces and observations of Langfuse, the session logs of Claude Code and Codex, rows with `messages`. A score, an
-    evaluation or an annotation is the reward. JSON: {"episodes": [id], "db"}
+    evaluation or an annotation is the reward. With --listen they come from running agents, until ctrl+c.
+    JSON: {"episodes": [id], "db"}
     """
-    _add(files, as_json, find_db(project, db, must_exist=False))
+    path = find_db(project, db, must_exist=False)
+    if (listen is None) == (not files):
+        raise UsageError("Files are needed, or --listen.", hint="agentrl import otlp --listen 4318")
+    if listen is None:
+        _add(files or [], as_json, path)
+        return
+    from agentrl_cli.plugins.traces.receive import require_proto
+
+    require_proto()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Store.open(path) as store:
+        found = asyncio.run(_receive(store, listen, token, as_json))
+    _report(found, as_json, path)
+
+
+async def _receive(store: Store, port: int, token: str, as_json: bool) -> list[str]:
+    """Return the episodes that came until a signal."""
+    from agentrl_cli.agents.gateway.http import PageGuard, listening
+    from agentrl_cli.plugins.traces.receive import SETTLED, Inbox
+
+    inbox, ending = Inbox(store, warn), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    async with listening(PageGuard(inbox.app, {"localhost"}, token=token), HOST, port) as address:
+        (narrate if as_json else echo)(address)
+        narrate(f"export OTEL_EXPORTER_OTLP_ENDPOINT={address}\nctrl+c ends it.")
+        while not ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ending.wait(), SETTLED / 2)
+            inbox.sweep()
+    inbox.sweep(whole=True)
+    return inbox.ids
 
 
 def _add(files: list[Path], as_json: bool, path: Path) -> None:
@@ -56,7 +111,11 @@ def _add(files: list[Path], as_json: bool, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(path) as store:
         found = [episode for file in files for episode in read_file(file, store)]
+    _report(found, as_json, path)
+
+
+def _report(found: list[str], as_json: bool, path: Path) -> None:
     if as_json:
-        return echo_json({"episodes": found, "db": path})
-    narrate(f"{len(found)} episodes in {path}: agentrl ls --db {path}")
-    return None
+        echo_json({"episodes": found, "db": path})
+    else:
+        narrate(f"{len(found)} episodes in {path}: agentrl ls --db {path}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from math import isfinite
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +142,16 @@ def load(path: Path, store: Store) -> tuple[list[str], list[str]]:
     """Add the traces of a file to a store, all in one transaction; return their ids, and sentences on the rest."""
     problems: list[str] = []
     found = [*traces(path, problems.append)]
-    ids = dict[str, None]()
-    for one in found:
-        if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
-            problems.append(
-                f"A reward of {one.reward} is not a finite number: its trace is ungraded."
-            )
-            one.reward = None
+    ids, _ = add(found, store, path, problems)
+    return ids, problems
+
+
+def add(
+    found: Iterable[Found], store: Store, path: Path, problems: list[str], run: str = ""
+) -> tuple[list[str], str]:
+    """Add traces to a store in one transaction; return their ids and the run, by default a new one named as `path`."""
+    ids: list[str] = []
     with store.transaction():
-        run = None
         for one in found:
             whole = (episode_of(one), None, tokenizer().hash) if isinstance(one, Trace) else one
             episode, signals, digest = whole
@@ -169,8 +169,8 @@ def load(path: Path, store: Store) -> tuple[list[str], list[str]]:
                 store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
                 if signals is not None:
                     store.signals.add(episode.id, signals)
-            ids[episode.id] = None
-    return [*ids], problems
+            ids.append(episode.id)
+    return [*dict.fromkeys(ids)], run
 
 
 def _begin(store: Store, path: Path, model: str, digest: str) -> str:

@@ -130,3 +130,79 @@ def test_nothing_is_sent_unasked(project: Path, capsys: pytest.CaptureFixture[st
     assert "gen_ai.usage" in texts and "messages" not in texts and "arguments" not in texts
     said = "telemetry.spans has no collector"
     Cli(capsys, project)("rollout", "-n", "1", "--otel", code=2, said=said)
+
+
+def run_agentrl(address: str, *words: str) -> None:
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address}
+    line = [sys.executable, "-m", "agentrl_cli", *words]
+    subprocess.run(line, env=env, check=True, capture_output=True)
+
+
+def test_steps_of_a_training_are_spans_of_one_trace(project: Path) -> None:
+    """A span for each step, with its reward and its time, inside that of the run; episodes are traces of their own."""
+    small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1", "train.eval=0"]
+    sets = [word for one in small for word in ("--set", one)]
+    with collector() as (address, got):
+        run_agentrl(address, "train", "--otel", "--project", str(project), *sets)
+    spans = spans_of(got)
+    run = next(span for span in spans if span["name"].startswith("train "))
+    steps = [span for span in spans if span["name"] == "train_step"]
+    assert [int(span["is"]["agentrl.step"]) for span in steps] == [1, 2]
+    for span in steps:
+        assert span["parentSpanId"] == run["spanId"] and "agentrl.reward" in span["is"]
+        times = [int(one[name]) for one, name in ((run, "startTimeUnixNano"), (span, "startTimeUnixNano"),
+                                                  (span, "endTimeUnixNano"), (run, "endTimeUnixNano"))]  # fmt: skip
+        assert times == sorted(times)
+    names = {span["name"].split()[0] for span in spans}
+    assert "invoke_agent" in names
+
+
+@contextmanager
+def started(address: str, *words: str) -> Iterator[str]:
+    """Yield the first line of a command that runs until SIGTERM."""
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address}
+    line = [sys.executable, "-m", "agentrl_cli", *words]
+    with subprocess.Popen(
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def test_a_served_session_is_a_span(project: Path) -> None:
+    """`serve --record --otel` sends each session when it ends; without --otel nothing."""
+    import httpx2
+
+    said = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
+    for flag in ("--otel", "--record"):
+        with collector() as (address, got):
+            words = ["serve", "--record", flag, "--model", "scripted", "--alias", "*"]
+            with started(address, *words, "--port", "0", "--project", str(project)) as url:
+                place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
+                answer = httpx2.post(place, json=said, timeout=None)
+                assert answer.status_code == 200, answer.text
+        names = [span["is"].get("gen_ai.operation.name") for span in spans_of(got)]
+        assert sorted(names) == (["chat", "invoke_agent"] if flag == "--otel" else [])
+
+
+def test_the_receiver_takes_what_the_sdk_sends(
+    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Spans of a rollout, sent by the real exporter as gzipped protobuf, are its episodes again."""
+    db = str(tmp_path / "in.db")
+    os.environ["OTEL_EXPORTER_OTLP_COMPRESSION"] = "gzip"
+    try:
+        with started("", "import", "otlp", "--listen", "0", "--db", db) as url:
+            rollout(project, url, "--otel", "--set", "telemetry.content=true")
+    finally:
+        del os.environ["OTEL_EXPORTER_OTLP_COMPRESSION"]
+    cli = Cli(capsys, project)
+    ours = cli.json("ls", "--run", "last", "--limit", "99")
+    theirs = cli.json("ls", "--db", db, "--limit", "99")
+    assert len(theirs) == 12
+    assert sorted(str(row["reward"]) for row in theirs) == sorted(
+        str(row["reward"]) for row in ours
+    )
