@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -63,6 +63,8 @@ class Runtime:
     sandbox: Sandbox | None
     workers: Workers | None = None
     """What makes the episodes; None: this process."""
+    frozen: dict[str, Policy] = field(default_factory=dict)
+    """Other models that agents called."""
 
     def rollout(self) -> Rollout:
         """Return a rollout of the packs: by their agents, or by the built-in loop for a pack without one."""
@@ -77,7 +79,12 @@ class Runtime:
             store=self.store,
             hooks=self.hooks,
         )
-        return rollout.with_(workers=self.workers)
+        return rollout.with_(workers=self.workers, frozen=self.frozen)
+
+    async def close(self) -> None:
+        """Free the models that agents called besides the run's own."""
+        for policy in self.frozen.values():
+            await policy.close()
 
 
 @contextlib.asynccontextmanager
@@ -94,9 +101,7 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Open the parts that a configuration names; `packs` and `hooks` are objects of a script.
 
-    `loading`: the settings by which the model is loaded; None: `config`.
-
-    Raises AgentRLErrors for everything a user can get wrong.
+    `loading`: the settings by which the model is loaded; None: `config`. Raises AgentRLErrors for a user's mistakes.
     """
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.load import load_policy
@@ -120,9 +125,8 @@ async def open_runtime(
         if trainable and any(pack.tools for pack in parts.packs.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
-        store.tokenizers.add(
-            tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials
-        )
+        template = tokenizer.chat_template or ""
+        store.tokenizers.add(tokenizer.hash, tokenizer.json, template, tokenizer.specials)
         workers: Workers | None = None
         kinds = {"spec": spec, "trainable": trainable, "objects": packs is not None or bool(hooks)}
         for name in offers("pools"):
@@ -130,7 +134,10 @@ async def open_runtime(
             workers = await stack.enter_async_context(pool) or workers
         if workers is not None:
             loaded.policy = workers.policy(loaded)
-        yield Runtime(config, base, parts.packs, loaded, store, parts.hooks, parts.sandbox, workers)
+        opened_parts = (parts.packs, loaded, store, parts.hooks, parts.sandbox, workers)
+        made = Runtime(config, base, *opened_parts)
+        stack.push_async_callback(made.close)
+        yield made
 
 
 async def _start_servers(

@@ -32,7 +32,8 @@ own is `file.py:function`.
 
 Where to start: one reward per episode and groups of attempts, `grpo` (the default). Rewards of single turns,
 `turn_returns`, `mt_grpo` or `gigpo`. Several reward parts on different scales, `gdpo`. A stronger model of the same
-family, `distill`. Prompts instead of weights: [`agentrl optimize`](prompts.md).
+family, `distill`. Games that the model plays with itself, `rae`. Prompts instead of weights:
+[`agentrl optimize`](prompts.md).
 
 "Measured" is pass@1 at temperature 1 before → after, by seed, and the mean of the CPU seconds on a shared x86-64 core.
 `code-task` rewards an episode, `guess-task` each guess (`benchmarks/README.md`).

@@ -102,7 +102,8 @@ TABLES: dict[str, str] = {
         reward: reward of the environment for this turn
         diverged: 1 if a user or environment answered otherwise in a rerun
         parent: the turn that it continues; NULL for the turn before it, −1 for a turn that begins another context
-        images: hashes of the images of its messages but its results', JSON, see `attachments`""",
+        images: hashes of the images of its messages but its results', JSON, see `attachments`
+        player: the player whose conversation it belongs to, in a game of several; else empty""",
     "tool_calls": f"""A tool call and its result.
         {_EPISODE}
         turn: assistant turn of the call

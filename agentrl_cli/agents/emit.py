@@ -30,6 +30,8 @@ class AgentCall:
     api_key: str
     emit_reward: Callable[[float], None]
     """Sets the episode's reward; the last one counts."""
+    attempt: int = 0
+    """Number of the attempt at the task, from 0."""
     model: str = MODEL
     socket: str = ""
     """The unix socket that leads to the same server; empty unless the agent runs in a jail."""

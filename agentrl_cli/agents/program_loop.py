@@ -16,6 +16,9 @@ A worker with `open(sample)` in place of `run` offers worlds, which are played h
     reward()    the reward so far
     close()     if there is something to close
 
+A game of several has `players` instead of `say`, `call` and `reward`: worlds that are played at once and wait for their
+turn in `prompt` (no message: it was over before) and `say`. A player has a `name`, a `model` (of a frozen one; empty:
+the trained one) and `leave()`, which ends the game for all; the rewards are those of the trained model's players.
 Its configuration has `tool` then, and `worker.model` is the request while an episode is played.
 Without `rows` its rows are `open(0)` to `open(size - 1)`; `distinct = True` drops those whose prompt was there before.
 `LookupError(kind, name, names)` means an unknown name.
@@ -34,6 +37,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
@@ -166,6 +170,7 @@ def _rows(worker: Any, limit: int) -> list[dict[str, Any]]:
         with _opened(worker, sample) as world:
             if world.prompt not in seen:
                 rows.append({"id": f"{sample}", "prompt": world.prompt, "sample": sample})
+                rows[-1] |= {"players": len(world.players)} if hasattr(world, "players") else {}
             seen += [world.prompt] * getattr(worker, "distinct", False)
     return rows
 
@@ -180,15 +185,34 @@ def _opened(worker: Any, sample: Any) -> Iterator[Any]:
             world.close()
 
 
-def play(worker: Any, request: Mapping[str, Any]) -> float:
-    """Play an episode until the world is over or the server refuses another call; return the world's reward."""
+def play(worker: Any, request: Mapping[str, Any]) -> float | dict[str, float]:
+    """Play an episode until the world is over or the server refuses another call; return its reward or the players'."""
     worker.model = request
     with _opened(worker, request["sample"]) as world:
-        messages, over = [*world.prompt], False
-        while not over and (said := ask(request, messages, _tools(worker, world))) is not None:
-            replies, over = react(world, said, _tools(worker, world))
+        if not hasattr(world, "players"):
+            converse(worker, request, world)
+            return float(world.reward())
+        with ThreadPoolExecutor(len(world.players)) as pool:
+            for player in world.players:
+                model = f"{player.model or request['model']}/{player.name}"
+                player.played = pool.submit(converse, worker, {**request, "model": model}, player)
+        for player in world.players:
+            player.played.result()
+        return {player.name: float(player.reward()) for player in world.players if not player.model}
+
+
+def converse(worker: Any, request: Mapping[str, Any], world: Any) -> None:
+    """Hold the conversation of a world, or of one player of it, to its end."""
+    try:
+        messages = [*world.prompt]
+        over, tools = not messages, _tools(worker, world)
+        while not over and (said := ask(request, messages, tools)) is not None:
+            replies, over = react(world, said, tools)
             messages += [said, *replies]
-        return float(world.reward())
+            tools = _tools(worker, world)
+    finally:
+        if hasattr(world, "leave"):
+            world.leave()
 
 
 def _tools(worker: Any, world: Any) -> list[dict[str, Any]]:

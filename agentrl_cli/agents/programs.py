@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -70,23 +70,36 @@ class ForeignAgent:
         score: str = "",
     ) -> None:
         """Name the environment; `python` is the interpreter that has the package; this one without it."""
-        config = {"task": task, "score": score, "options": dict(options or {})}
+        self.options = dict(options or {})
+        config = {"task": task, "score": score, "options": self.options}
         config |= {"package": _path_text(package), "tested": dict(self.tested)}
         self._started = type(self), _path_text(python) or sys.executable, json.dumps(config)
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The models that it calls besides the trained one: folders, RUN@best, or `base`."""
+        return ()
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return the first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
         return list(self._submit(do="rows", limit=limit).result()["rows"])
 
-    async def solve(self, task: Task, base_url: str, api_key: str, model: str) -> float:
-        """Play a row with the model at that address: an agent. Raises MissingDependency, EnvError."""
+    async def solve(
+        self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
+    ) -> float | dict[str, float]:
+        """Play a row with the model at that address: an agent. Returns its reward, or that of each player.
+
+        Raises MissingDependency, EnvError.
+        """
         if "sample" not in task.data:
             raise EnvError(
                 f"The row {task.id} has no `sample`: its place in the tasks of {self.name}."
             )
         given = {"base_url": base_url, "api_key": api_key, "model": model}
-        asked = self._submit(do="run", sample=task.data["sample"], **given)
-        return float((await asyncio.wrap_future(asked))["reward"])
+        which = {"sample": task.data["sample"], "split": task.split, "attempt": attempt}
+        asked = self._submit(do="run", **which, **given)
+        reward: float | dict[str, float] = (await asyncio.wrap_future(asked))["reward"]
+        return reward
 
     def _submit(self, **fields: Any) -> Future[dict[str, Any]]:
         """Ask the running program of this configuration, started if there is none."""
@@ -100,10 +113,12 @@ class ForeignAgent:
 class ForeignWorld(ForeignAgent):
     """Worlds that `program_loop` plays: what fails in one is the environment's fault, never the model's."""
 
-    async def solve(self, task: Task, base_url: str, api_key: str, model: str) -> float:
+    async def solve(
+        self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
+    ) -> float | dict[str, float]:
         """Play a row. Raises MissingDependency, WorldFault."""
         try:
-            return await super().solve(task, base_url, api_key, model)
+            return await super().solve(task, base_url, api_key, model, attempt)
         except EnvError as error:
             raise WorldFault(error.message, hint=error.hint) from error
 

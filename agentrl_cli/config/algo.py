@@ -269,8 +269,6 @@ class AlgoConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> AlgoConfig:
         name, in_reward = self.advantage.name, self.kl.where == "reward" and self.kl.coef
-        text = (
-            f"{name} normalises reward parts, and a token's KL is not one: set algo.kl.where: loss"
-        )
-        refuse((in_reward and name in ("gdpo", "turn_gdpo"), text))
+        text = f"{name} compares parts of the reward, and a token's KL is not one: set algo.kl.where: loss"
+        refuse((in_reward and name in ("gdpo", "turn_gdpo", "rae"), text))
         return self

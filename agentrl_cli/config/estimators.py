@@ -130,7 +130,15 @@ class Distill(Normalised):
     )
 
 
-class CustomEstimator(TurnsAndEpisode, BestOf, Gae):
+class RunningMean(Options):
+    """Options of rae."""
+
+    decay: float = Field(
+        default=0.95, ge=0, lt=1, description="share of a running mean that one more game leaves"
+    )
+
+
+class CustomEstimator(TurnsAndEpisode, BestOf, Gae, RunningMean):
     """Options of a user's own function: every field of AdvantageInput that is a setting."""
 
     gamma: Unit = _gamma("token or turn")
@@ -291,6 +299,16 @@ ESTIMATORS: Mapping[str, Estimator] = {
         text="(R − group mean) / group mean, for rewards of 0 and 1: hard tasks weigh more",
         source="https://arxiv.org/abs/2602.02710",
         compares="rewards",
+        needs="",
+    ),
+    "rae": Estimator(
+        function=f"{_EPISODE}:rae",
+        options=RunningMean,
+        aggregation="",
+        text="a player's reward − the running mean of its game and player before this episode, for self-play; without"
+        " players, of the task's family",
+        source="https://arxiv.org/abs/2506.24119",
+        compares="nothing",
         needs="",
     ),
     "distill": Estimator(

@@ -30,6 +30,7 @@ from agentrl_cli.learning.estimator_inputs import (
     over,
     parts_apart,
     spread,
+    spread_turns,
     whiten,
 )
 from agentrl_cli.learning.turn_advantages import rewards_to_go
@@ -143,6 +144,22 @@ def maxrl(x: AdvantageInput) -> list[Float32]:
     """
     mean = group_mean(x.returns, x.groups)
     return spread(over(x.returns - mean, np.maximum(mean, 0.0)), x)
+
+
+def rae(x: AdvantageInput) -> list[Float32]:
+    """R of the player − the running mean of its game and player. https://arxiv.org/abs/2506.24119
+
+    Each episode in its order: compared with the mean of those before it, which starts at 0, and then counted in it.
+    """
+    rewards = x.player_rewards or tuple({"": float(reward)} for reward in x.returns)
+    players = x.turn_players or tuple(("",) * len(counts) for counts in x.turn_counts)
+    found = []
+    for own, turns in zip(rewards, players, strict=True):
+        gains = {player: reward - x.means.get(player, 0.0) for player, reward in own.items()}
+        for player, gain in gains.items():
+            x.means[player] = x.means.get(player, 0.0) + (1 - x.decay) * gain
+        found.append(np.array([gains.get(player, 0.0) for player in turns], np.float64))
+    return spread_turns(found, x)
 
 
 def distill(x: AdvantageInput) -> list[Float32]:

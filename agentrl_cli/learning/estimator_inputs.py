@@ -7,15 +7,15 @@ hold the trained tokens only, in order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.types import Episode, Float32
+from agentrl_cli.types import Episode, Float32, Turn
 
 Float64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -68,6 +68,14 @@ class AdvantageInput:
     """Added to standard deviations (TRL's 1e-4)."""
     branches: tuple[tuple[Ints, ...], ...] | None = None
     """N × branches: numbers of the assistant turns on each, root first. None: every episode has one, of all turns."""
+    player_rewards: tuple[Mapping[str, float], ...] | None = None
+    """N × the reward of each player that the model played, by the name of game and player (rae)."""
+    turn_players: tuple[tuple[str, ...], ...] | None = None
+    """N × K_i the game and player of each assistant turn (rae)."""
+    means: MutableMapping[str, float] = field(default_factory=dict)
+    """The running mean of each game and player, which rae moves."""
+    decay: float = 0.95
+    """Share of a running mean that one more episode leaves (rae)."""
     turn_parts: tuple[Float64, ...] | None = None
     """N × [K_i, S] turn_rewards by who gave it, one column for each tool and one for the world, NaN where nothing."""
 
@@ -121,6 +129,8 @@ class AdvantageInput:
             else tuple(turn_paths(e) for e in episodes),
             parts=parts,
             part_weights=weights,
+            player_rewards=tuple(player_rewards(e) for e in episodes),
+            turn_players=tuple(tuple(_player(e, t.player) for t in _asked(e)) for e in episodes),
         )
         return replace(given, **fields)
 
@@ -128,9 +138,28 @@ class AdvantageInput:
 def turn_lengths(episode: Episode) -> Ints:
     """[K] trained tokens per assistant turn."""
     mask = episode.tokens.trained_mask
-    return np.array(
-        [int(mask[t.start : t.end].sum()) for t in episode.turns if t.role == "assistant"], np.int64
-    )
+    return np.array([int(mask[t.start : t.end].sum()) for t in _asked(episode)], np.int64)
+
+
+def player_rewards(episode: Episode) -> dict[str, float]:
+    """Return the episode's reward as each player has it: with its own in place of the primary part, their mean."""
+    whole = episode.graded_reward
+    primary = next((part for part in episode.reward_parts if part.primary), None)
+    if not episode.players or primary is None:
+        own = (t.player for t, n in zip(_asked(episode), turn_lengths(episode), strict=True) if n)
+        return {_player(episode, player): whole for player in own}
+    return {
+        _player(episode, player): whole + (value - primary.value) * primary.weight
+        for player, value in episode.players.items()
+    }
+
+
+def _asked(episode: Episode) -> list[Turn]:
+    return [turn for turn in episode.turns if turn.role == "assistant"]
+
+
+def _player(episode: Episode, player: str) -> str:
+    return f"{episode.pack}/{episode.family}/{player}"
 
 
 WORLD = ""

@@ -83,6 +83,8 @@ class Learner:
         self.selects = bool(find(algo.loss.name).select)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
+        self.means: dict[str, float] = {}
+        """Running means of rewards, for an estimator that moves them."""
         self.compute: ModelCompute = compute or Compute(
             model, config, reference, checkpoint=checkpoint, aside=aside
         )
@@ -91,13 +93,15 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the model's weights."""
-        return {**self.compute.state(), "coefficients": self.coefficients.state()}
+        own = {"coefficients": self.coefficients.state(), "means": dict(self.means)}
+        return {**self.compute.state(), **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.compute.load_state(state)
         if "coefficients" in state:
             self.coefficients.load(state["coefficients"])
+        self.means = dict(state.get("means", {}))
 
     def close(self) -> None:
         """Close open resources; called at the end of a run."""
@@ -170,7 +174,8 @@ class Learner:
     def _estimate(self, table: StepTable, baselines: Mapping[str, float] | None) -> None:
         """Fill in every token's advantage, and with a value head its return."""
         seen = table.columns
-        x = AdvantageInput.of(table.episodes, **advantages.options(self.config.algo))
+        options = advantages.options(self.config.algo)
+        x = AdvantageInput.of(table.episodes, means=self.means, **options)
 
         def per_episode(column: Float32 | Float64 | None) -> tuple[Float64, ...]:
             assert column is not None

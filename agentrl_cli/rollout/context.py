@@ -57,6 +57,8 @@ class RolloutContext:
     """Where attempts write."""
     workers: Workers | None = None
     """Other processes that make the episodes; None: this one."""
+    frozen: dict[str, Policy] = field(default_factory=dict)
+    """Other models that agents call, by name, each loaded when an agent first needs it."""
 
     @property
     def concurrency(self) -> int:

@@ -28,7 +28,7 @@ _ROW = (
 _TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support"
 _TURNS = (
     "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
-    " reward, diverged, parent, images FROM turns WHERE episode_id=? ORDER BY idx"
+    " reward, diverged, parent, player, images FROM turns WHERE episode_id=? ORDER BY idx"
 )
 _CALLS = (
     "SELECT turn, name, call_id, arguments, raw, call_error, result_turn, result, result_error, reward, metrics,"
@@ -135,10 +135,11 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             reward=reward,
             diverged=bool(diverged),
             parent=parent,
+            player=player,
             images=_images(file, images),
         )
         for *row, images in rows
-        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in (
+        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent, player in (
             row,
         )
     ]

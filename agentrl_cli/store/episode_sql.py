@@ -80,7 +80,7 @@ PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
 PUT_TURN = (
     "INSERT OR REPLACE INTO turns (episode_id, idx, role, token_start, token_end, stop_reason, weights_version,"
-    f" started, seconds, messages, reward, diverged, parent, images) VALUES ({marks(14)})"
+    f" started, seconds, messages, reward, diverged, parent, images, player) VALUES ({marks(15)})"
 )
 PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
@@ -137,6 +137,7 @@ def turn_values(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> tuple[
         turn.diverged,
         turn.parent,
         put_images(conn, turn.images),
+        turn.player,
     )
 
 

@@ -260,6 +260,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
     ("m018_turn_images", _TURN_IMAGES),
     ("m019_foreign_keys", add_foreign_keys),
+    ("m020_turn_player", "ALTER TABLE turns ADD COLUMN player TEXT NOT NULL DEFAULT '';\n"),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first.
 

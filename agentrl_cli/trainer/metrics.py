@@ -33,7 +33,7 @@ def step_metrics(
     episodes = [episode for group in groups for episode in group]
     good = [e for e in episodes if e.outcome is not None and e.graded]
     graded = {e.id for e in good}
-    rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
+    rewards = [[r for e in group if e.id in graded for r in _rewards(e)] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
         known = [[e for e in group if e.id in graded] for group in groups]
@@ -71,11 +71,12 @@ def _graded_means(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -
         if branches
         else {}
     )
+    alone = [float(e.solved) for e in good if len(e.players) < 2]
+    forked |= {"solved": _mean(alone)} if alone else {}
     return forked | {
         "reward": _mean([e.graded_reward for e in good]),
         "reward_std": _mean(spread),
         "frac_reward_zero_std": _mean([float(s < 1e-8) for s in spread]),
-        "solved": _mean([float(e.solved) for e in good]),
         "completions/mean_length": _mean(lengths),
         "completions/max_length": float(max(lengths)),
         "completions/clipped_ratio": _mean([float(_cut(e)) for e in good]),
@@ -90,12 +91,17 @@ def _equal(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     flat = [
         g
         for g in groups
-        if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8
+        if len(g) > 1 and np.ptp([reward for e in g for reward in _rewards(e)]) < 1e-8
     ]
     return {
         "groups/all_solved": sum(all(e.solved for e in g) for g in flat) / len(groups),
         "groups/all_failed": sum(not any(e.solved for e in g) for g in flat) / len(groups),
     }
+
+
+def _rewards(episode: Episode) -> list[float]:
+    """Return an episode's reward; of a game that the model plays against itself, each player's."""
+    return list(episode.players.values()) if len(episode.players) > 1 else [episode.graded_reward]
 
 
 class Clock:

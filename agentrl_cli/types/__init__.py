@@ -131,6 +131,8 @@ class Turn:
     """Index of the turn that this one continues; None: the previous turn. `ROOT`: none; it starts another context."""
     images: tuple[bytes, ...] = ()
     """Images of its messages (prompt or user) in order, besides those of its results."""
+    player: str = ""
+    """Name of the player whose conversation it belongs to, in a game of several; empty elsewhere."""
 
     @property
     def shown(self) -> tuple[bytes, ...]:
@@ -225,6 +227,12 @@ class Episode:
         if (reward := self.reward) is None:
             raise ValueError(f"episode {self.id} was not graded")
         return reward
+
+    @property
+    def players(self) -> dict[str, float]:
+        """The reward of each player of a game that the model played, by its name; empty if there are none."""
+        names = {turn.player for turn in self.turns}
+        return {part.name: part.value for part in self.reward_parts if part.name in names}
 
     @property
     def primary(self) -> float | None:

@@ -96,6 +96,21 @@ BY_HAND: list[tuple[str, AdvantageInput, Any]] = [
         np.array([1, 1, 1, -1, -1, -1]) * 0.5 / np.sqrt(0.3),
     ),
     ("remax", given([1, 0.25], baseline=np.array([0.5, 0.5])), [0.5, -0.25]),
+    # means 0, then (0 + 1)/2, then (0.5 − 1)/2 = −0.25; each episode is counted after it was compared
+    ("rae", given([1, -1, 1], decay=0.5), [1, -1.5, 1.25]),
+    # two players with means of their own, the opponent's turn without tokens: 1 − 0.5 and −1 − 0.25
+    (
+        "rae",
+        given(
+            [0],
+            lengths=np.array([3]),
+            turn_lengths=counts([1, 0, 2]),
+            turn_players=(("g/w", "g/x", "g/b"),),
+            player_rewards=({"g/w": 1.0, "g/b": -1.0},),
+            means={"g/w": 0.5, "g/b": 0.25},
+        ),
+        [0.5, -1.25, -1.25],
+    ),
     # one turn of 2 tokens that earned 0.5, one of 1; 1 at the end; a penalty of 0.25 on the second token
     (
         "remax",

@@ -250,7 +250,9 @@ def test_options_reach_the_estimator_and_the_loss() -> None:
         "lam": 0.8,
     }
     own = {"name": "own.py:mine", "gamma": 0.9, "lambda": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
+    own["decay"] = 0.5
     assert options(algo(advantage=own)) == {
+        "decay": 0.5,
         "gamma": 0.9,
         "lam": 0.8,
         "k": 3,

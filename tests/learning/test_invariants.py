@@ -84,7 +84,7 @@ def affine(x: AdvantageInput, scale: float = 1.0, shift: float = 0.0) -> Advanta
     )
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"rae"}))  # whose mean follows the order
 def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
     x = anything()
     order = [5, 2, 7, 0, 1, 6, 3, 4]
@@ -97,9 +97,9 @@ def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_the_names_of_the_groups_do_not_matter(name: str) -> None:
-    x = anything()
+    x, y = anything(), anything()
     np.testing.assert_allclose(
-        flat(name, x), flat(name, replace(x, groups=np.array([9, -3, 40])[x.groups])), rtol=1e-6
+        flat(name, x), flat(name, replace(y, groups=np.array([9, -3, 40])[y.groups])), rtol=1e-6
     )
 
 
@@ -124,7 +124,7 @@ def test_without_a_discount_neither_in_what_is_relative_or_whitened(name: str) -
     np.testing.assert_allclose(flat(name, x), flat(name, affine(x, shift=3)), atol=1e-4)
 
 
-UNNORMALISED = {"dr_grpo", "rloo", "remax", "opo"}
+UNNORMALISED = {"dr_grpo", "rloo", "remax", "opo", "rae"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - UNNORMALISED))

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -92,6 +92,8 @@ class Session:
     limits: Limits
     on_turn: OnTurn | None = None
     """Called with each turn as it is recorded."""
+    models: Mapping[str, Policy] = field(default_factory=dict)
+    """Policies by the NAME of a request for the model NAME/PLAYER: a player is a conversation of its own."""
     sealed: bool = field(default=False, init=False)
     calls: int = field(default=0, init=False)
     """Answers recorded so far."""
@@ -151,7 +153,8 @@ class Session:
         pending = self._running.get(digest) if joins else None
         if pending is None:
             name = digest if joins else f"{digest}-{next(self._numbers)}"
-            pending = self._start(request, digest, name, policy or self.policy)
+            named = self.models.get(request.model.rpartition("/")[0])
+            pending = self._start(request, digest, name, policy or named or self.policy)
         pending.waiters += 1
         try:
             return await asyncio.shield(pending.task)
@@ -231,7 +234,9 @@ class Session:
         if request.prompt is not None:
             return (), self.tree.find_prompt(request.prompt, most)
         messages = self._conversation(request)
-        return messages, self.tree.find(messages, request.tools, most)
+        name, _, player = request.model.rpartition("/")
+        player = player if name in self.models else ""
+        return messages, self.tree.find(messages, request.tools, most, player)
 
     def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
         earlier: tuple[Message, ...] = ()

@@ -80,9 +80,10 @@ def piece_of(role: str, messages: tuple[Message, ...], tokens: Tokens) -> Piece:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A turn in its tree. The root has none and stands for a set of tools."""
+    """A turn in its tree. The root has none and stands for a set of tools and a player."""
 
     tools: tuple[ToolSchema, ...]
+    player: str = ""
     turn: Turn | None = None
     tokens: Tokens = field(default_factory=Tokens.empty)
     parent: Node | None = None
@@ -171,14 +172,16 @@ class MessageTree:
         """Branches beyond the first."""
         return max(len(self.leaves) - 1, 0)
 
-    def find(self, messages: Sequence[Message], tools: Sequence[ToolSchema], most: int) -> Context:
+    def find(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], most: int, player: str = ""
+    ) -> Context:
         """Return the context of a request. It may exceed `most` tokens, but not by many times.
 
         Raises RequestError if it is too long or cannot be continued, TemplateError if not rendered.
         """
         if not messages or messages[-1]["role"] == "assistant":
             raise bad("The last message is an assistant's: there is nothing to answer.", "messages")
-        at = self._roots.get(tools_key(tools)) or Node(tuple(tools))
+        at = self._roots.get(tools_key(tools) + player) or Node(tuple(tools), player)
         rest = list(_segments(messages))
         while rest and (found := _match(at, rest[0])) is not None:
             at = found
@@ -237,7 +240,8 @@ class MessageTree:
         before = len(self.nodes)
         at = context.at
         if at.turn is None:  # a new root, which the tree may have by now
-            at = self._roots.setdefault(RAW if context.raw else tools_key(at.tools), at)
+            key = RAW if context.raw else tools_key(at.tools) + at.player
+            at = self._roots.setdefault(key, at)
         for keys, made in context.pieces:
             start = at
             for piece in made:
@@ -300,8 +304,9 @@ class MessageTree:
             results=tuple(ToolResult(message["content"]) for message in results),
             started=piece.turn.started or time.time(),
             parent=None if at.index == index - 1 else at.index,
+            player=at.player,
         )
-        node = Node(at.tools, turn, piece.tokens, at, piece.spoken)
+        node = Node(at.tools, at.player, turn, piece.tokens, at, piece.spoken)
         at.children.append(node)
         self.nodes.append(node)
         self._length = turn.end

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from agentrl_cli.agents.emit import AgentCall
+from agentrl_cli.agents.emit import MODEL, AgentCall
 from agentrl_cli.agents.gateway.request import TOO_LONG
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
@@ -22,14 +23,14 @@ from agentrl_cli.agents.gateway.sessions import new_key
 from agentrl_cli.agents.runners.base import AgentLost, Ended, FunctionRunner, MakeRunner, Runner
 from agentrl_cli.agents.runners.command import CommandRunner
 from agentrl_cli.agents.runners.jail import JailedRunner
-from agentrl_cli.agents.runners.policy import EpisodePolicy
+from agentrl_cli.agents.runners.policy import EpisodePolicy, RecordedPolicy
 from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.hooks.threads import OwnTime
 from agentrl_cli.hooks.waits import waiting
-from agentrl_cli.policies.protocols import MessagePolicy
+from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext
@@ -52,6 +53,8 @@ REFUSED = {TOO_LONG: Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TU
 """Codes of refused calls that are limits of the episode: its end is the model's doing, and scored."""
 MACHINE = frozenset({"OSError", "ImportError", "MemoryError", "AgentRLError"})
 """Exceptions that the model does not cause, whatever it wrote before."""
+BASE = "base"
+"""Name of the run's own model before its training, among the frozen ones."""
 LIMITED = 0.0
 """Reward of an episode that a limit ended, if neither the agent nor the pack has another."""
 EDITED = "whatif"
@@ -73,7 +76,25 @@ class AgentRollout(Rollout):
         """Return the pack's agent, or the built-in loop if it has none. Raises ConfigError, NotFound."""
         if pack.agent is None:
             return super().attempt(pack, job)
-        return AgentAttempt(self.context, pack, job, pack.agent, self._runner(pack.agent))
+        runner = self._runner(pack.agent)
+        for name in runner.models if isinstance(runner, FunctionRunner) else ():
+            if name not in self.context.frozen:
+                self.context.frozen[name] = self._load(name, pack.agent.folder)
+        return AgentAttempt(self.context, pack, job, pack.agent, runner)
+
+    def _load(self, name: str, base: Path) -> Policy:
+        """Return a frozen model: `base` is the run's own as it was before training. Raises as `load_policy` does."""
+        from agentrl_cli.policies.load import load_policy  # imports torch
+
+        config, store = self.context.config, self.context.store
+        spec = config.model.name if name == BASE else name
+        loaded = load_policy(spec, config, base=base, store=store)
+        if loaded.hash != self.context.chat.tokenizer.hash:
+            raise ConfigError(
+                f"The model {name} has another tokenizer than the one that it plays with.",
+                hint="Name a checkpoint of the same model: RUN@best, a folder, or base.",
+            )
+        return loaded.policy
 
     def _runner(self, spec: AgentSpec) -> Runner:
         """Return a runner for the agent. A function's is reused: it has no state, and loading its file takes time."""
@@ -107,6 +128,8 @@ class AgentAttempt(Attempt):
         self.agent_timeout = spec.timeout or self.limits.timeout.episode
         self.given: float | None = None
         """The reward that the agent gave, or that the episode has without one."""
+        self.players: Mapping[str, float] = {}
+        """The reward of each player, where it gave several."""
 
     async def play(self) -> None:
         """Run the agent against its own address of the model, and take over the record."""
@@ -120,6 +143,7 @@ class AgentAttempt(Attempt):
         end, trace, door = await self._run_agents(EpisodeServer.here(context.chat))
         self.transcript.drifts = list(trace.drift)
         self.given = door.reward if end is None or end.reward is None else end.reward
+        self.players = {} if end is None else end.players
         self._judge(end, trace, door)
 
     async def _run_agents(self, server: EpisodeServer) -> tuple[Ended | None, Trace, Door]:
@@ -162,7 +186,8 @@ class AgentAttempt(Attempt):
         """Return the agent's own reward, else the parts of the pack."""
         if self.given is None:
             return await super().parts(episode, ctx)
-        return (RewardPart(AGENT_PART, self.given, primary=True),)
+        players = (RewardPart(name, value, weight=0.0) for name, value in self.players.items())
+        return (RewardPart(AGENT_PART, self.given, primary=True), *players)
 
     def _session(self, policy: EpisodePolicy, record: OnTurn) -> Session:
         limits = Limits(
@@ -177,7 +202,9 @@ class AgentAttempt(Attempt):
             slot=self.job.slot,
             bad_ids=self.context.bad_ids,
         )
-        return Session(new_key(), self.context.chat, policy, sampling, limits, record)
+        frozen = {name: policy.frozen(other) for name, other in self.context.frozen.items()}
+        players = {MODEL: policy, **frozen}
+        return Session(new_key(), self.context.chat, policy, sampling, limits, record, players)
 
     def _record(self, turn: Turn, tokens: Tokens) -> None:
         self.transcript.record(turn, tokens)
@@ -195,7 +222,16 @@ class AgentAttempt(Attempt):
         own = replace(
             task, prompt=deepcopy(list(task.prompt))
         )  # an agent's clients take lists alone, and it may edit
-        call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.snapshot, socket=unix)
+        asked = self.context.policy
+        call = AgentCall(
+            own,
+            door.root,
+            key,
+            door.emit_reward,
+            attempt=asked.attempt if isinstance(asked, RecordedPolicy) else self.job.sample,
+            recorded=door.snapshot,
+            socket=unix,
+        )
         agent = asyncio.ensure_future(self.runner.run(call))
         called = asyncio.ensure_future(policy.called.wait())
         start = OwnTime(max(self.runner.start_seconds, self.agent_timeout))
@@ -232,7 +268,10 @@ class AgentAttempt(Attempt):
         refused, limit = door.session.refused, None
         if refused is not None and refused.calls == trace.calls:  # it was the agent's last call
             limit = REFUSED.get(refused.code)
-        cut = bool(trace.turns) and trace.turns[-1].stop_reason is StopReason.LENGTH
+        own = [
+            turn for turn in trace.turns if trace.tokens.trained_mask[turn.start : turn.end].any()
+        ]
+        cut = bool(own) and own[-1].stop_reason is StopReason.LENGTH
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
             self.cut, self.reason = Outcome.TOO_LONG, self._too_long(door.session)
         elif (

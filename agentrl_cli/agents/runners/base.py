@@ -8,10 +8,11 @@ from __future__ import annotations
 import builtins
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
@@ -34,6 +35,8 @@ class Ended:
     raised: tuple[str, ...] = ()
     """Names of the classes of the exception that ended it and of its causes, as far as they are known, or its exit
     status; empty if neither ended it."""
+    players: Mapping[str, float] = field(default_factory=dict)
+    """The reward of each player that the model played, if it returned several; `reward` is their mean."""
 
 
 class AgentLost(EnvError):
@@ -111,7 +114,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         waiting.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
 
 
-NAMES = ("task", "base_url", "api_key", "model", "emit_reward", "event_url")
+NAMES = ("task", "base_url", "api_key", "model", "emit_reward", "event_url", "attempt")
 """Parameters that a function may have."""
 
 
@@ -131,9 +134,10 @@ class FunctionRunner:
         if where.suffix == ".py" and not (base / where).is_file():
             base = Path.cwd()
         self._function = spec.target or resolve("agents", {}, spec.function, base=base)
-        self.start_seconds: float = getattr(
-            getattr(self._function, "__self__", None), "start_seconds", 0.0
-        )
+        owner = getattr(self._function, "__self__", self._function)
+        self.start_seconds: float = getattr(owner, "start_seconds", 0.0)
+        self.models: Sequence[str] = getattr(owner, "models", ())
+        """Further models that it may call by name: frozen ones, whose turns are context."""
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:
@@ -158,7 +162,10 @@ class FunctionRunner:
         if answer is None:
             return Ended()
         try:
-            return Ended(reward_value(answer))
+            if not isinstance(answer, Mapping):
+                return Ended(reward_value(answer))
+            players = {str(player): reward_value(value) for player, value in answer.items()}
+            return Ended(fmean(players.values()) if players else None, players=players)
         except ValueError as error:
             return Ended(error=f"The agent returned {error}, or None.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +87,13 @@ class EpisodePolicy:
                 self.failed.set_result(error)
             raise
 
+    def frozen(self, policy: Policy) -> EpisodePolicy:
+        """Return the same for another model, whose answers are context and never trained."""
+        other = copy(self)
+        other._policy, other.untrainable = policy, "its weights are frozen"
+        other.context_length, other.weights_version = policy.context_length, policy.weights_version
+        return other
+
     async def release(self, key: str) -> None:
         await self._policy.release(self._slot(key))
 
@@ -118,6 +126,7 @@ class RecordedPolicy:
         self._policy, self._sample, self._edit = policy, sample, edit
         self.name, self.context_length = policy.name, policy.context_length
         self.weights_version = policy.weights_version
+        self.attempt = episode.sample
         self.reached = False
         """Whether the context of `turn` was asked for."""
         self._target: tuple[int, ...] | None = None

@@ -57,6 +57,8 @@ class Draft:
     """Keys of task.yaml besides the usual ones."""
     limits: dict[str, int] = field(default_factory=dict)
     """Settings of `rollout` that differ from the default ones."""
+    algo: dict[str, Any] = field(default_factory=dict)
+    """Settings of `algo`."""
     target: Path = Path()
     """The folder that it is for."""
     notes: list[str] = field(default_factory=list)
@@ -135,7 +137,9 @@ def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
         spec["data"] = {split: {"path": f"data/{split}.jsonl", "form": "own"} for split in splits}
     spec |= {
         "sandbox": False,
-        "defaults": DEFAULTS | {"rollout": DEFAULTS["rollout"] | draft.limits},
+        "defaults": DEFAULTS
+        | {"rollout": DEFAULTS["rollout"] | draft.limits}
+        | ({"algo": draft.algo} if draft.algo else {}),
         **draft.spec,
     }
     head = (

@@ -37,6 +37,8 @@ AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
 MOST_ROWS = 1000
 """Rows taken of such an environment, which may have no end."""
+SELF_PLAY = {"group_size": 2, "prompts_per_step": 32}
+"""Settings of `rollout` for games of several players, which are not compared within a group."""
 FOREIGN_AGENT = '''\
 """{about}: its own loop, tools and scorers, with the model of this project at `base_url`."""
 
@@ -222,6 +224,9 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         draft.files[FILE] = curves.read_bytes()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
     draft.limits = dict(program.limits)
+    if any("players" in row for row in draft.rows):
+        draft.limits |= SELF_PLAY
+        draft.algo = {"advantage": "rae"}
 
 
 def _path(text: str, is_path: bool) -> str | Path:

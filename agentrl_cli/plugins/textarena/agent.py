@@ -12,7 +12,11 @@ from agentrl_cli.agents.programs import ForeignWorld
 
 
 class TextArena(ForeignWorld):
-    """`options` are the game's, and `opponent`: the moves of the other players, in turn; random ones without it."""
+    """`options` are the game's, and in games of several players `opponent` and `eval_opponent`.
+
+    `self` (the model plays all players), `random`, moves that repeat, or a frozen model. `eval_opponent` (random) plays
+    the rows outside the training split.
+    """
 
     name = "textarena"
     worker = Path(__file__).with_name("worker.py")
@@ -20,3 +24,9 @@ class TextArena(ForeignWorld):
     shown = "textarena:Sudoku-v0?tool=true"
     tested: ClassVar = {"textarena": "0.7.4"}
     limits: ClassVar = {"max_turns": 24, "max_new_tokens": 128, "max_tokens": 8192}
+
+    @property
+    def models(self) -> list[str]:
+        """The frozen models that are opponents."""
+        named = [self.options.get(key, "random") for key in ("opponent", "eval_opponent")]
+        return [one for one in named if isinstance(one, str) and one not in ("self", "random")]

@@ -1,10 +1,12 @@
-"""Plays a TextArena game (0.7) by text; other players are played by a scripted or random opponent."""
+"""Plays a TextArena game (0.7) by text: each player is a model, a script, or a random one."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +18,9 @@ MOST_PLAYERS = 15
 class Games:
     """A game by its id, without `-raw` and `-train`: the text for the model is made here."""
 
+    model: Mapping[str, Any] = {}
+    """The episode that is asked for: `split` and `attempt`."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
@@ -24,7 +29,10 @@ class Games:
         if self.name not in ENV_REGISTRY or f"{self.name}-raw" not in ENV_REGISTRY:
             plain = [name for name in ENV_REGISTRY if re.search(r"-v\d+$", name)]
             raise LookupError("game of TextArena", self.name, plain)
-        self.opponent = options.pop("opponent", [])
+        self.asked = [name for name in ("opponent", "eval_opponent") if name in options]
+        self.opponents = [options.pop("opponent", "self"), options.pop("eval_opponent", "random")]
+        if not all(self.opponents):
+            raise ValueError("an opponent is self, random, moves like [check, fold], or a model")
         self.asks = config["tool"]
         self._make: Callable[[], Any] = lambda: textarena.make(f"{self.name}-raw", **options)
         try:
@@ -38,8 +46,11 @@ class Games:
         except (ValueError, SyntaxError, FileNotFoundError, ImportError) as error:
             raise ValueError(f"{self.name} does not start in this version: {error}") from error
 
-    def open(self, sample: int) -> World:
-        """Return the game, reset with the seed, for the first number of players that it takes."""
+    def open(self, sample: int) -> Player | Game:
+        """Return the game, reset with the seed, for the first number of players that it takes.
+
+        Of several the model plays all, or one, a different one in each attempt.
+        """
         env = self._make()
         for players in range(1, MOST_PLAYERS + 1):
             try:
@@ -47,56 +58,104 @@ class Games:
                 env.reset(num_players=players, seed=sample)
             except (AssertionError, ValueError):
                 continue
-            return World(env, self, sample)
+            if players == 1 and self.asked:
+                raise ValueError(f"{self.name} has one player: leave out {self.asked[0]}")
+            if players == 1:
+                return Game(env, self.asks, {0: ""}, [], random.Random(sample)).players[0]
+            return self._begin(env, sample, players)
         raise ValueError(f"{self.name} takes no number of players up to {MOST_PLAYERS}")
 
+    def _begin(self, env: Any, sample: int, players: int) -> Game:
+        attempt = self.model.get("attempt", 0)
+        opponent = self.opponents[self.model.get("split", "train") != "train"]
+        script = opponent if isinstance(opponent, list) else []
+        own, models = (sample + attempt) % players, dict.fromkeys(range(players), "")
+        if script or opponent == "random":
+            models = {own: ""}
+        elif opponent != "self":
+            models = dict.fromkeys(models, opponent) | {own: ""}
+        game = Game(env, self.asks, models, script, random.Random(f"{sample}/{attempt}"))
+        game.prompt = [{"role": "user", "content": f"{self.name}, game {sample}"}]
+        return game
 
-class World:
-    """One game. The model is player 0; the reward is its own of the game's, 0 before its end."""
 
-    def __init__(self, env: Any, games: Games, seed: int) -> None:
-        self._env, self._games = env, games
+class Game:
+    """One game. `models`: who plays each player, "" for the model that is trained; others are scripted or random."""
+
+    prompt: list[dict[str, str]]
+
+    def __init__(
+        self, env: Any, asks: bool, models: Mapping[int, str], script: list[str], rng: random.Random
+    ) -> None:
+        self.env = env
+        self.players = [Player(self, player, model) for player, model in models.items()]
+        self.rewards: Mapping[int, float] = {}
+        """Those of the game's end."""
+        self._asks, self._models, self._random = asks, models, rng
+        self._script = itertools.cycle(script) if script else None
         self._heard: dict[int, str] = {}
-        """What each other player has read so far."""
-        self._script = itertools.cycle(games.opponent or [""])
-        self._random = random.Random(seed)
-        self._rewards: Mapping[int, float] = {}
-        text, _ = self._until_mine(False)
-        self.prompt = [{"role": "user", "content": text}]
+        """What each scripted player has read so far."""
+        self._turn, self._over = threading.Condition(), False
 
-    def say(self, text: str) -> tuple[str, bool]:
-        """Make a move."""
-        return self._until_mine(self._step(text))
-
-    def reward(self) -> float:
-        """Return the reward of player 0."""
-        return float(self._rewards.get(0, 0.0))
-
-    def _until_mine(self, over: bool) -> tuple[str, bool]:
-        """Let the others move until player 0 has its turn; return the text for it."""
-        state = self._env.state
-        while not over and state.current_player_id != 0:
-            player = state.current_player_id
-            over = self._step(self._move(player, self._read(player)))
-        if over:
-            state.current_player_id = 0
-            self._rewards = self._env.close()[0] or {}
-            return f"{self._read(0)}\nThe game is over.", True
-        text = self._read(0)
-        if not self._games.asks:
+    def wait(self, player: int) -> tuple[str, bool]:
+        """Return the text for a player once it has its turn or the game is over, and whether it is."""
+        state = self.env.state
+        with self._turn:
+            while not self._over and state.current_player_id != player:
+                if (other := state.current_player_id) in self._models:
+                    self._turn.wait()
+                else:
+                    self._step(self.move(other, self._read(other)))
+            if self._over:
+                state.current_player_id = player
+                return f"{self._read(player)}\nThe game is over.", True
+            text = self._read(player)
+        if not self._asks:
             return text, False
         moves = dict.fromkeys(move[1:-1] for move in MOVE.findall(text))
         return f"{text}\nCall act with action: {', '.join(moves) or 'your move'}.", False
 
-    def _step(self, move: str) -> bool:
-        """Make a move of the player whose turn it is; without brackets it gets them, as in TextArena's own wrapper."""
-        over, _ = self._env.step(move if "[" in move or "]" in move else f"[{move.strip()}]")
-        return bool(over)
+    def play(self, move: str) -> None:
+        """Make a move of the player whose turn it is."""
+        with self._turn:
+            self._step(move)
+
+    def leave(self) -> None:
+        """End the game, also where a limit ended one player's part: no one waits any longer."""
+        with self._turn:
+            self._over = True
+            self._turn.notify_all()
+
+    def move(self, player: int, text: str) -> str:
+        """Return another player's move: the script's next, else a legal one of those that it read of in brackets."""
+        self._heard[player] = self._heard.get(player, "") + text
+        if self._script is not None:
+            return str(next(self._script))
+        found = MOVE.findall(text) or MOVE.findall(self._heard[player])
+        moves = [*dict.fromkeys(found)]
+        self._random.shuffle(moves)
+        return next(filter(self._is_legal, moves), "[pass]")
+
+    def _is_legal(self, move: str) -> bool:
+        """Whether the game takes a move, tried on a copy."""
+        drawn, trial = random.getstate(), copy.deepcopy(self.env)
+        player = trial.state.current_player_id
+        trial.step(move)
+        random.setstate(drawn)
+        errors = getattr(trial.state, "error_count", 0)
+        return not errors and not trial.state.game_info[player]["invalid_move"]
+
+    def _step(self, move: str) -> None:
+        """Make a move; without brackets it gets them, as in TextArena's own wrapper."""
+        over, _ = self.env.step(move if "[" in move or "]" in move else f"[{move.strip()}]")
+        if over:
+            self._over, self.rewards = True, self.env.close()[0] or {}
+        self._turn.notify_all()
 
     def _read(self, player: int) -> str:
         """Return the messages that a player has not read yet, without its own."""
-        _, seen = self._env.get_observation()
-        names = self._env.state.role_mapping
+        _, seen = self.env.get_observation()
+        names = self.env.state.role_mapping
         lines = [
             f"[{names.get(sender, f'Player {sender}')}] {text}"
             for sender, text, _ in seen
@@ -104,13 +163,37 @@ class World:
         ]
         return "\n".join(lines)
 
-    def _move(self, player: int, text: str) -> str:
-        """Return another player's move: the script's next, else one of those that it last read of in brackets."""
-        self._heard[player] = self._heard.get(player, "") + text
-        if self._games.opponent:
-            return str(next(self._script))
-        found = MOVE.findall(text) or MOVE.findall(self._heard[player])
-        return str(self._random.choice(found or ["[pass]"]))
+
+class Player:
+    """A player that a model plays: a world for one conversation. Its reward is 0 before the game's end."""
+
+    def __init__(self, game: Game, player: int, model: str) -> None:
+        self.game, self.number = game, player
+        self.name, self.model = f"player_{player}", model
+        self._first: list[dict[str, str]] | None = None
+
+    @property
+    def prompt(self) -> list[dict[str, str]]:
+        """The first text; no message if the game was over before the player's first turn."""
+        if (
+            self._first is None
+        ):  # read once; `cached_property` would let one player wait for another's
+            text, over = self.game.wait(self.number)
+            self._first = [] if over else [{"role": "user", "content": text}]
+        return self._first
+
+    def say(self, text: str) -> tuple[str, bool]:
+        """Make a move; return what the player reads at its next turn, or at the end."""
+        self.game.play(text)
+        return self.game.wait(self.number)
+
+    def reward(self) -> float:
+        """Return the player's reward."""
+        return float(self.game.rewards.get(self.number, 0.0))
+
+    def leave(self) -> None:
+        """End the game for all players."""
+        self.game.leave()
 
 
 WORKER, FORKED = Games, True

@@ -68,7 +68,7 @@ def _turn(
     span = episode.tokens.slice(turn.start, turn.end)
     link = continues(episode, turn.index)
     facts = [
-        *([link] if link else []),
+        *filter(None, [turn.player, link]),
         f"{len(span)} tokens",
         f"{int(span.trained_mask.sum())} sampled" if span.trained_mask.any() else "not trained",
     ]

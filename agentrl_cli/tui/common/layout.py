@@ -293,6 +293,8 @@ def head_text(block: Block, view: EpisodeView) -> str:
     turn = block.turn
     link = continues(view.episode, turn.index) if turn is not None else ""
     parts = [f"TURN {block.number}/{len(view.blocks) - 1} {block.role}", link, f"{len(block)} tok"]
+    if turn is not None and turn.player:
+        parts[1:1] = [turn.player]
     if turn is None:
         parts.append("no turn stored for these tokens")
     elif turn.role == "assistant":

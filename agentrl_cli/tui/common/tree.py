@@ -47,9 +47,10 @@ def continues(episode: Episode, turn: int) -> str:
 
 
 def branch_title(episode: Episode, number: int) -> str:
-    """Return `BRANCH 2 of 3: turns 0-1 4-5`."""
+    """Return `BRANCH 2 of 3: turns 0-1 4-5`, with the player of a game."""
     branches = episode.branches
-    return f"BRANCH {number + 1} of {len(branches)}: turns {spans(branches[number])}"
+    player = f" {episode.turns[branches[number][0]].player}".rstrip()
+    return f"BRANCH {number + 1} of {len(branches)}{player}: turns {spans(branches[number])}"
 
 
 def spans(turns: Sequence[int]) -> str:

@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
-from agentrl_cli.types import Outcome
+from agentrl_cli.config import Config
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Episode, Outcome
 from tests.helpers.gateway import call
-from tests.helpers.programs import compare, play_published, python_with
+from tests.helpers.programs import CHAT, compare, play_published, python_with
 
 SAME = """
 import textarena
@@ -21,40 +27,93 @@ GAMES = {"Sudoku-v0-very-easy": None, "FrozenLake-v0-random": None,
          "KuhnPoker-v0": None, "Nim-v0": ["0 1", "1 1", "2 1"]}
 for name, moves in GAMES.items():
     script = ["[check]", "[fold]"] if "Kuhn" in name else moves and [f"[{move}]" for move in moves]
-    ours = worker(name, opponent=script) if script else worker(name)
+    several = {"opponent": script or "random"} if name.split("-")[0] in ("TicTacToe", "KuhnPoker", "Nim") else {}
+    ours = worker(name, **several)
     for seed in range(EPISODES):
         env, rng, world = textarena.make(f"{name}-raw"), random.Random(seed), ours.open(seed)
-        env = textarena.wrappers.ActionFormattingWrapper(env)
+        (mine,) = getattr(world, "players", [world])
+        env, players = textarena.wrappers.ActionFormattingWrapper(env), 2 if several else 1
+        me = seed % players
+        assert mine.name == f"player_{me}"
         random.seed(seed)
-        env.reset(num_players=1 if len(world._env.state.role_mapping) == 2 else 2, seed=seed)
-        text, over, turns = world.prompt[0]["content"], False, 0
+        env.reset(num_players=players, seed=seed)
+        twin = W.Game(env, False, {}, script or [], random.Random(f"{seed}/0"))
         begun = random.getstate()
-        theirs, done, twin, number = "", False, W.World.__new__(W.World), 0
-        twin._heard, twin._random, twin._games = {}, random.Random(seed), ours
-        twin._script = W.itertools.cycle(script or [""])
+        over, text = not mine.prompt, "" if not mine.prompt else mine.prompt[0]["content"]
+        theirs, done, turns = "", False, 0
+        random.setstate(begun)
         while True:
-            while not done and env.state.current_player_id != 0:
+            while not done and env.state.current_player_id != me:
                 player = env.state.current_player_id
-                done, _ = env.step(twin._move(player, heard(env, player)))
+                done, _ = env.step(twin.move(player, heard(env, player)))
             if done:
-                env.state.current_player_id = 0
-            begun, theirs = random.getstate(), heard(env, 0)
-            same((text, theirs + "\\nThe game is over." * done), (over, done))
+                env.state.current_player_id = me
+            theirs = heard(env, me)
+            same((over, done), *[(text, theirs + "\\nThe game is over." * done)] * bool(turns or not done))
             if done or turns > 30:
                 break
             found = W.MOVE.findall(text)
             move = rng.choice(moves) if moves else rng.choice(found or [f"{rng.randint(1, 9)} 1 2"])
             turns += 1
             state = random.getstate()
-            text, over = world.say(move)
+            text, over = mine.say(move)
             random.setstate(state)
             done, _ = env.step(move)
-        same((world.reward(), float((env.close()[0] or {}).get(0, 0.0) if done else 0.0)))
+        same((mine.reward(), float((env.close()[0] or {}).get(me, 0.0) if done else 0.0)))
 """
 
 
 def test_moves_are_the_packages() -> None:
     compare("textarena", "textarena", SAME)
+
+
+DUEL = "textarena:KuhnPoker-v0?tool=true&max_rounds=1"
+BET, FOLD = call("act", action="bet"), call("act", action="fold")
+
+
+def begin(source: str, folder: Path) -> Pack:
+    python = python_with("textarena", "textarena")
+    assert main(["init", str(folder), "--from", source, "--python", python]) == 0
+    return load_pack(folder)
+
+
+async def play(pack: Pack, said: list[str], split: str = "train", attempt: int = 0) -> Episode:
+    """An episode of the first row of a split with an even seed."""
+    config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 400}})
+    rollout = AgentRollout(ScriptedPolicy(said, CHAT.tokenizer), CHAT, {pack.name: pack}, config)
+    task = next(t for t in pack.tasks(split) if t.data["sample"] % 2 == 0)
+    return await rollout.episode(Job(task, attempt, attempt))
+
+
+async def test_both_players_of_a_game_are_played(tmp_path: Path) -> None:
+    """Each its own conversation and rewards that sum to zero; a move that is not legal loses by the game's rule."""
+    pack = begin(DUEL, tmp_path / "duel")
+    episode = await play(pack, [BET, FOLD])
+    assert (episode.outcome, episode.reward, episode.error) == (Outcome.FAILED, 0.0, "")
+    assert episode.players == {"player_0": -1.0, "player_1": 1.0}
+    players = [tuple(episode.turns[n].player for n in branch) for branch in episode.branches]
+    assert sorted(players) == [("player_0",) * 2, ("player_1",) * 2]
+    for turn in episode.turns:
+        if turn.role == "user":
+            assert f"You are Player {turn.player[-1]}" in turn.messages[0]["content"]
+    text = (tmp_path / "duel" / "task.yaml").read_text()
+    assert yaml.safe_load(text)["defaults"]["algo"] == {"advantage": "rae"}
+    episode = await play(pack, [BET, BET, BET])  # player 0 may call or fold, and is asked once more
+    assert episode.players == {"player_0": -1.0, "player_1": 1.0} and len(episode.turns) == 6
+
+
+async def test_against_an_opponent_the_player_alternates_by_attempt(tmp_path: Path) -> None:
+    """A scripted or a random one has no tokens; the rows of other splits meet `eval_opponent`."""
+    pack, found = begin(f"{DUEL}&opponent=[bet,call]", tmp_path / "duel"), []
+    for split in ("train", "test"):
+        for attempt in range(2):
+            episode = await play(pack, [FOLD], split, attempt)
+            (player,) = {turn.player for turn in episode.turns}
+            found.append((split, player))
+            assert episode.outcome is not Outcome.ENV_ERROR, episode.error
+            assert episode.reward == episode.players[player] and episode.linear
+            assert split == "test" or ("[bet]" in str(episode.messages) and episode.reward == -1)
+    assert found == [(s, f"player_{n}") for s in ("train", "test") for n in (0, 1)]
 
 
 async def test_a_game_becomes_a_project(tmp_path: Path) -> None:
@@ -67,7 +126,12 @@ async def test_a_game_becomes_a_project(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("game", "text"), [("Sudku-v0", "Did you mean Sudoku-v0"), ("Wordle-v0", "nltk.downloader")]
+    ("game", "text"),
+    [
+        ("Sudku-v0", "Did you mean Sudoku-v0"),
+        ("Wordle-v0", "nltk.downloader"),
+        ("Sudoku-v0-very-easy?opponent=random", "has one player: leave out opponent"),
+    ],
 )
 def test_games_that_are_not_there(
     game: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

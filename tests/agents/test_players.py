@@ -1,0 +1,139 @@
+"""Games of several players: a conversation, a reward and an advantage for each, and opponents never trained."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.agents.runners import AgentRollout
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.advantages import estimate
+from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job
+from agentrl_cli.store import Store
+from agentrl_cli.tui.common.tree import branch_title
+from agentrl_cli.types import Episode, Origin, Outcome
+from tests.agents.test_runners import CHAT, LIMITS, pack_of
+from tests.helpers.train import trainer_of, write_pack
+
+DUEL = """
+def agent(task, base_url, api_key, model, attempt):
+    names, talks = {"white": model, "black": OTHER or model}, {"white": [], "black": []}
+    for player in ("white", "black", "white"):
+        talks[player].append({"role": "user", "content": "Your number?"})
+        said = ask(base_url, api_key, talks[player], model=f"{names[player]}/{player}")
+        talks[player].append(said)
+    won = float(talks["white"][-1]["content"] > talks["black"][-1]["content"]) * 2 - 1
+    return {"white": won} if OTHER else {"white": won, "black": -won}
+
+agent.models = [OTHER] if OTHER else []
+"""
+RAE = Config.model_validate({"algo": {"advantage": {"name": "rae", "decay": 0.5}}}).algo
+
+
+async def duel(folder: Path, said: list[str], other: str = "", **fields: Any) -> Episode:
+    pack = pack_of(folder, f"OTHER = {other!r}\n{DUEL}")
+    config = Config.model_validate({"rollout": LIMITS, "model": {"name": "tiny"}})
+    policy = ScriptedPolicy(said, CHAT.tokenizer)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config).with_(**fields)
+    return await rollout.episode(Job(pack.tasks("train")[0], 7, group_id="g"))
+
+
+async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_path: Path) -> None:
+    """Also where both are asked the same and answer the same, and after it was stored."""
+    with Store.open(tmp_path / "store.db") as store:
+        episode = await duel(tmp_path / "pack", ["5", "5", "7"])
+        store.episodes.add([episode])
+        store.flush()
+        episode = store.episodes.get(episode.id)
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), "of a zero-sum game"
+    assert episode.players == {"white": 1.0, "black": -1.0}
+    players = [{episode.turns[n].player for n in branch} for branch in episode.branches]
+    assert players == [{"black"}, {"white"}] and [len(b) for b in episode.branches] == [2, 4]
+    assert branch_title(episode, 1) == "BRANCH 2 of 2 white: turns 0-1 4-5"
+    means: dict[str, float] = {}
+    x = AdvantageInput.of([episode, episode], means=means, decay=0.5)
+    first, second = estimate(RAE, x)
+    # b = 0 before the first game, ±0.5 before the second, ±0.75 after it
+    mask = episode.tokens.trained_mask
+    assert len(first) == mask.sum()
+    for values, gain in ((first, 1.0), (second, 0.5)):
+        own = np.zeros(len(mask))
+        own[mask] = values
+        for turn in episode.turns:
+            sign = (turn.role == "assistant") * (1.0 if turn.player == "white" else -1.0)
+            np.testing.assert_allclose(
+                own[turn.start : turn.end][mask[turn.start : turn.end]], sign * gain
+            )
+    assert sorted(means.values()) == [-0.75, 0.75]
+    assert {key.rpartition("/")[2] for key in means} == {"white", "black"}
+
+
+async def test_a_frozen_opponent_is_recorded_and_never_trained(tmp_path: Path) -> None:
+    """Its tokens are context; its player has no reward and no mean; the other is compared with its own."""
+    frozen = {"base": ScriptedPolicy(["9"], CHAT.tokenizer)}
+    episode = await duel(tmp_path / "pack", ["5", "7"], "base", frozen=frozen)
+    assert episode.outcome is Outcome.FAILED and episode.error == ""
+    assert (episode.reward, episode.players) == (-1.0, {"white": -1.0})
+    (reply,) = [
+        turn for turn in episode.turns if turn.player == "black" and turn.role == "assistant"
+    ]
+    theirs = episode.tokens.slice(reply.start, reply.end)
+    assert "9" in CHAT.decode(theirs.ids.tolist()) and set(theirs.origin) == {int(Origin.FORCED)}
+    assert episode.trained_tokens > 0
+    x = AdvantageInput.of([episode])
+    (gains,) = estimate(RAE, x)
+    assert set(gains.tolist()) == {-1.0} and [key[-5:] for key in x.means] == ["white"]
+
+
+async def test_an_opponent_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="The model base has another tokenizer"):
+        await duel(tmp_path / "pack", ["5"], "base")
+
+
+PLAY = """\
+import httpx2
+
+
+def agent(task, base_url, api_key, model):
+    headers, said = {"authorization": f"Bearer {api_key}"}, {}
+    with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:  # without TLS it is cheap to make
+        for player in ("white", "black"):
+            body = {"model": f"{model}/{player}", "messages": list(task.prompt)}
+            answer = client.post(f"{base_url}/chat/completions", json=body, headers=headers).json()
+            said[player] = answer["choices"][0]["message"]["content"]
+    won = 1.0 if said["white"] > said["black"] else -1.0
+    return {"white": won, "black": -won}
+"""
+
+
+async def test_the_running_means_are_saved_and_resumed_to_the_bit(
+    tmp_path: Path, model: Path
+) -> None:
+    """Two steps, then two more in another process's place, end where four at once end: weights, gradients, means."""
+    found = []
+    for name, parts in (("whole", (4,)), ("cut", (2, 4))):
+        project, run = tmp_path / name, None
+        project.mkdir()
+        write_pack(project)
+        (project / "agent.py").write_text(PLAY)
+        for steps in parts:
+            settings: dict[str, Any] = {
+                "task": {"packs": ["."], "agent": "agent.py:agent"},
+                "deterministic": True,
+            }
+            settings |= {"algo": {"advantage": "rae"}, "train": {"steps": steps, "lr": 1e-2}}
+            async with trainer_of(project, model, run=run, **settings) as trainer:
+                run = await trainer.train()
+                means: dict[str, float] = dict(trainer.learner.means)  # type: ignore[attr-defined]
+                rows = trainer.store.runs.steps(run.id)
+        state = {k: v.clone() for k, v in trainer.loaded.model.state_dict().items()}
+        found.append((means, state, [row["grad_norm"] for row in rows]))
+        assert all(row["reward"] == 0 and "solved" not in row for row in rows)
+        assert all(row["facts/trained"] == 8 and row["groups/all_failed"] == 0 for row in rows)
+    (means, state, norms), (other, weights, again) = found
+    assert means == other and len(means) == 2 and any(means.values()) and norms == again
+    assert all(np.array_equal(state[key], weights[key]) for key in state)
