@@ -103,6 +103,9 @@ PLUGINS: dict[str, str] = {
 }
 """Name to the mapping of a plugin that ships. Of two that recognise the same file, the first reads it."""
 
+ROOM = 3.5 * 2**30
+"""Bytes of memory of a machine on which three processes have torch loaded: 1.7 GB with the bundled model."""
+
 _LOG = logging.getLogger(__name__)
 
 Offers = Mapping[str, Mapping[str, Any]]
@@ -146,7 +149,8 @@ def offers(kind: str) -> dict[str, Any]:
 def spread_settings(config: Mapping[str, Any] | None = None) -> list[str]:
     """Return the settings, KEY=VALUE, by which two processes make the episodes.
 
-    None on one core, without a plugin that offers them, or if `config`, of a run, has other values than the defaults.
+    None on one core, with less memory than `ROOM`, without a plugin that offers them, or if `config`, of a run, has
+    other values than the defaults.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = []
@@ -155,7 +159,8 @@ def spread_settings(config: Mapping[str, Any] | None = None) -> list[str]:
         if str((config or {}).get(section, {}).get(name, default)) != default:
             return []
         found.append(f"{key}={value}")
-    return found if (cores or 1) > 1 else []
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return found if (cores or 1) > 1 and memory > ROOM else []
 
 
 def _load(target: str) -> Offers:

@@ -1,4 +1,4 @@
-"""Whether a turn's calls are those that a row wants, whatever their order: BFCL's rule.
+"""Whether a turn's calls are those that a row wants, whatever their order: the rule of function-calling benchmarks.
 
     ground_truth: [{"area": {"base": [10], "height": [5], "unit": ["cm", ""]}}]      a parameter to what it may be; ""
                                                                                      among them: it may be left out

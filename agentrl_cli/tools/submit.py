@@ -1,6 +1,6 @@
 """Tools that end the episode: `submit`, `finish`, and functions that a row declares and nothing implements.
 
-Of a declared function only whether it is called rightly counts (BFCL's rows).
+Of a declared function only whether it is called rightly counts (rows of function-calling benchmarks).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUBMIT.rewinds = FINISH.rewinds = True
 
 
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
-"""Python's names of types, which BFCL's schemas have, to JSON Schema's."""
+"""Python's names of types, which some schemas have, to JSON Schema's."""
 
 
 class DeclaredTool(Tool):

@@ -174,7 +174,7 @@ def test_a_demo_that_ends_before_its_training_has_its_steps_the_next_time(
     monkeypatch.setenv("AGENTRL_MODEL__NAME", "none")
     cli("demo", "new", "--yes", code=2, said="none")
     text = (cli.folder / "new" / "agentrl.yaml").read_text()
-    assert "\n  steps: 80 " in text, text
+    assert "\n  steps: 50 " in text and "\n  loss: cispo " in text, text
 
 
 FAILING = """
