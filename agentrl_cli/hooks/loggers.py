@@ -20,20 +20,20 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.hooks.base import Hook
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, Turn
 from agentrl_cli.types.content import content_text
 from agentrl_cli.types.masking import mask
 
 log = logging.getLogger("agentrl.hooks")
 
 SHOWN = 4
-"""Episodes of a step that W&B and trackio show, each of another task."""
+"""Episodes of a step that W&B, trackio and MLflow show, each of another task."""
 PATIENCE = 60.0
 """Seconds without progress after which a logger is abandoned at the end of a run; the setting is `logger_seconds`."""
 
@@ -176,10 +176,9 @@ class TensorBoard(Logger):
         self.writer.close()
 
 
-class Wandb(Logger):
-    """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
+class Showing(Logger):
+    """Base of those that show a few episodes of each step, too."""
 
-    name = library = "wandb"
     kept: tuple[Episode, ...] = ()
     """Episodes of the step so far that are shown with its numbers."""
 
@@ -191,10 +190,23 @@ class Wandb(Logger):
         shown, self.kept = self.kept, ()
         super().on_update(metrics, step)
         if shown and self._thread is not None:
-            self._jobs.put(lambda: self.run.log({"episodes": self.show(shown)}, step=step))
+            self._jobs.put(lambda: self.show(shown, step))
 
-    def show(self, episodes: Sequence[Episode]) -> Any:
-        """Return episodes as this library shows them; secrets are masked."""
+    def show(self, episodes: Sequence[Episode], step: int) -> None:
+        """Show episodes; secrets are masked."""
+        raise NotImplementedError
+
+
+class Wandb(Showing):
+    """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
+
+    name = library = "wandb"
+
+    def show(self, episodes: Sequence[Episode], step: int) -> None:
+        self.run.log({"episodes": self.value_of(episodes)}, step=step)
+
+    def value_of(self, episodes: Sequence[Episode]) -> Any:
+        """Return episodes in this library's form."""
         columns = ["episode", "task", "reward", "primary", "messages"]
         rows = [[*_facts(one).values(), json.dumps(_messages(one))] for one in episodes]
         return importlib.import_module(self.library).Table(columns=columns, data=rows)
@@ -223,7 +235,7 @@ class Trackio(Wandb):
     def describe(self, run: Any) -> dict[str, Any]:
         return {"config": flat(run.config)}
 
-    def show(self, episodes: Sequence[Episode]) -> Any:
+    def value_of(self, episodes: Sequence[Episode]) -> Any:
         make = importlib.import_module(self.library).Trace
         return [make(messages=_messages(one), metadata=_facts(one)) for one in episodes]
 
@@ -239,7 +251,11 @@ def _facts(episode: Episode) -> dict[str, Any]:
 
 def _messages(episode: Episode) -> list[dict[str, Any]]:
     """Return the main conversation with its calls, masked."""
-    found = []
+    return [one for _, said in _by_turn(episode) for one in said]
+
+
+def _by_turn(episode: Episode) -> Iterator[tuple[Turn, list[dict[str, Any]]]]:
+    """Yield the turns of the main conversation with their messages, masked."""
     for turn in episode.chain(episode.main).turns:
         calls = [
             {"id": call.id, "type": "function",
@@ -247,16 +263,19 @@ def _messages(episode: Episode) -> list[dict[str, Any]]:
             for call in turn.calls
         ]  # fmt: skip
         more = {"tool_calls": calls} if calls else {}
-        found += [
-            {**said, "content": content_text(said.get("content")), **more} for said in turn.messages
-        ]
-    return [mask(one) for one in found]
+        yield (
+            turn,
+            [
+                mask({**said, "content": content_text(said.get("content")), **more})
+                for said in turn.messages
+            ],
+        )
 
 
-class MLflow(Logger):
+class MLflow(Showing):
     """MLflow; the server is MLFLOW_TRACKING_URI, the experiment MLFLOW_EXPERIMENT_NAME or "agentrl".
 
-    Without a server the numbers go into `mlruns/` beside the run's folder.
+    Without a server the numbers and traces go into `mlruns/` beside the run's folder.
     """
 
     name = library = "mlflow"
@@ -267,14 +286,14 @@ class MLflow(Logger):
         given = os.environ.get("MLFLOW_TRACKING_URI")
         if given is None:  # newer versions need the file store's explicit name
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self.client: Any = MlflowClient(
-            given or (Path(run.dir).parent / "mlruns").absolute().as_uri()
-        )
+        self.uri = given or (Path(run.dir).parent / "mlruns").absolute().as_uri()
+        self.client: Any = MlflowClient(self.uri)
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "agentrl")
         found = self.client.get_experiment_by_name(experiment)
         number = (
             found.experiment_id if found is not None else self.client.create_experiment(experiment)
         )
+        self.experiment = number
         same = self.client.search_runs([number], f"tags.agentrl_id = '{run.id}'", max_results=1)
         if same:  # a resume continues the existing run
             self.id = same[0].info.run_id
@@ -288,6 +307,41 @@ class MLflow(Logger):
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
             self.client.log_metric(self.id, re.sub(r"[^\w./ -]", "_", name), value, step=step)
+
+    def show(self, episodes: Sequence[Episode], step: int) -> None:
+        """Log each episode as a trace, with a span for every turn and its reward parts as feedback."""
+        mlflow = importlib.import_module("mlflow")
+        mlflow.set_tracking_uri(self.uri)
+        named = [(self._trace(mlflow.start_span_no_context, one, step), one) for one in episodes]
+        mlflow.flush_trace_async_logging()
+        for trace, episode in named:
+            total = [] if episode.reward is None else [("reward", episode.reward)]
+            for name, value in [*total, *((one.name, one.value) for one in episode.reward_parts)]:
+                mlflow.log_feedback(trace_id=trace, name=name, value=value)
+
+    def _trace(self, start: Callable[..., Any], episode: Episode, step: int) -> str:
+        facts = {key: value for key, value in _facts(episode).items() if value is not None}
+        root = start(
+            "episode",
+            span_type="AGENT",
+            attributes=facts,
+            metadata={"mlflow.sourceRun": self.id},
+            tags={"agentrl.step": str(step)},
+            experiment_id=self.experiment,
+            start_time_ns=int(episode.started * 1e9),
+        )
+        before: list[Any] = []
+        for turn, said in _by_turn(episode):
+            kind = {"assistant": "CHAT_MODEL", "tool": "TOOL"}.get(turn.role)
+            at = int((turn.started or episode.started) * 1e9)
+            if kind is not None:
+                span = start(turn.role, span_type=kind, parent_span=root, start_time_ns=at)
+                span.set_inputs([*before])
+                span.end(outputs=said, end_time_ns=at + int(turn.seconds * 1e9))
+            before += said
+        root.set_inputs(before[:1])
+        root.end(outputs=before[-1:], end_time_ns=int(max(episode.ended, episode.started) * 1e9))
+        return str(root.trace_id)
 
     def close(self, error: BaseException | None) -> None:
         self.client.set_terminated(self.id, "FINISHED" if error is None else "FAILED")

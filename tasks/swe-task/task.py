@@ -1,11 +1,9 @@
-"""Small repositories with a bug: a test that is shown fails, and a hidden one decides. `python task.py harbor FOLDER`
-writes them as Harbor task folders."""
+"""Small repositories with a bug: a test that is shown fails, and a hidden one decides."""
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +62,6 @@ said=$(python3 /tests/test_hidden.py | tail -n 1)
 if [ "$said" = {word} ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 # An exit status would be the repository's to choose: code under test can leave with 0. It does not know the word.
-TOML = 'version = "1.0"\n\n[metadata]\ncategory = "{}"\n\n[verifier]\ntimeout_sec = 20.0\n'
 PROMPT = (
     "`python -m unittest` in this repository fails. Find the bug in the package {package} and repair it. "
     "Leave tests/ as it is."
@@ -162,7 +159,6 @@ def _row(rng: random.Random, family: str) -> Row:
         "family": family,
         "prompt": PROMPT.format(package=package),
         "setup": setup + "del path, text, os",
-        "files": files,
         "path": f"{package}/{module}.py",
         "source": made,
         "wrong": wrong,
@@ -189,8 +185,7 @@ def build() -> dict[str, list[Row]]:
     """The rows checked into `data/`: no repository is in two splits."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
-        for row in generate(number, HELDOUT if split == "heldout" else None):
-            yield {key: value for key, value in row.items() if key != "files"}
+        yield from generate(number, HELDOUT if split == "heldout" else None)
 
     return draw_splits(SPLITS, rows_of)
 
@@ -225,25 +220,5 @@ def write(folder: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def harbor(folder: str, seed: int = 0, count: int = 20) -> None:
-    """Write tasks as Harbor folders: task.toml, instruction.md, environment/, solution/, tests/."""
-    for number, (row, _) in enumerate(zip(generate(seed), range(count), strict=False)):
-        base = Path(folder) / f"swe-{seed}-{number:04d}"
-        files = {
-            "task.toml": TOML.format(row["family"]),
-            "instruction.md": row["prompt"] + "\n",
-            "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /app\nCOPY repo /app\n",
-            "solution/solve.sh": row["solution"],
-            **{f"environment/repo/{path}": text for path, text in row["files"].items()},
-            **{f"tests/{path}": text for path, text in row["tests"].items()},
-        }
-        for path, text in files.items():
-            (base / path).parent.mkdir(parents=True, exist_ok=True)
-            (base / path).write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["harbor"]:
-        harbor(sys.argv[2], *map(int, sys.argv[3:]))
-    else:
-        write(str(Path(__file__).parent))
+    write(str(Path(__file__).parent))

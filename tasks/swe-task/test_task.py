@@ -18,12 +18,3 @@ def test_rows_solutions_and_empty_answers() -> None:
             return [str(problem) for problem in await check_pack(PACK, sandbox)]
 
     assert asyncio.run(check()) == []
-
-
-def test_tasks_in_harbors_layout(tmp_path: Path) -> None:
-    PACK.module.harbor(str(tmp_path), 5, 2)
-    found = {
-        path.relative_to(tmp_path / "swe-5-0001").as_posix() for path in tmp_path.glob("*1/**/*")
-    }
-    assert {"task.toml", "instruction.md", "solution/solve.sh", "tests/test.sh"} <= found
-    assert "environment/Dockerfile" in found

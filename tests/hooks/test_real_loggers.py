@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.hooks.loggers import MLflow, Trackio, Wandb
-from agentrl_cli.types import Episode, RewardPart, Turn
+from agentrl_cli.types import Episode, RewardPart, ToolCall, Turn
 from tests.hooks.test_loggers import drive, run_in
 
 EXPECTED = {
@@ -100,18 +100,36 @@ def test_wandb_offline(folder: Path) -> None:
     assert json.loads(table.read_text())["data"] == [["e1", "t", 1.0, 1.0, messages]]
 
 
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # of a part that is loaded late
 def test_mlflow_files(folder: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed")
     from mlflow.tracking import MlflowClient
 
     logger = MLflow()
+    calls = (ToolCall("c1", "look", {"q": "x"}, ""),)
+    asked = Turn(1, "assistant", ({"role": "assistant", "content": ""},), 0, 0, calls=calls)
+    answered = Turn(2, "tool", ({"role": "tool", "content": "key sk-" + "b2" * 20},), 0, 0)
+    long = SHOWN.with_(turns=(*SHOWN.turns, asked, answered), started=1e9, ended=1e9 + 2)
+    for episode in (long, SHOWN.with_(kind="eval"), SHOWN.with_(sample=1)):
+        asyncio.run(logger.on_rollout_end(episode, None))
     drive(logger, run_in(folder), RuntimeError("x"))
     assert logger.failed == ""
     client = MlflowClient((folder.parent / "mlruns").as_uri())
-    (run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+    number = client.get_experiment_by_name("agentrl").experiment_id
+    (run,) = client.search_runs([number])
     found = [m for key in run.data.metrics for m in client.get_metric_history(run.info.run_id, key)]
     seen = {(m.key, m.step, m.value) for m in found}
     assert seen >= EXPECTED and run.info.status == "FAILED" and run.data.params["train.lr"] == "0.1"
+    (trace,) = client.search_traces(locations=[number])
+    scores = {one.name: one.value for one in trace.info.assessments}
+    assert scores == {"reward": 1.0, "exact": 1.0}
+    assert trace.info.trace_metadata["mlflow.sourceRun"] == run.info.run_id
+    spans = {span.span_type: span for span in trace.data.spans}
+    assert {*spans} == {"AGENT", "CHAT_MODEL", "TOOL"} and spans["AGENT"].attributes[
+        "episode"
+    ] == "e1"
+    texts = json.dumps([[span.inputs, span.outputs] for span in trace.data.spans])
+    assert texts.count("[masked:api-key]") > 1 and "sk-" not in texts and "look" in texts
 
 
 def test_trackio_files(folder: Path, tmp_path: Path) -> None:

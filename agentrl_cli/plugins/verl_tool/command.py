@@ -29,7 +29,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import plugin_settings
 from agentrl_cli.errors import UsageError
-from agentrl_cli.plugins.verl_tool.settings import Address
+from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.registry import resolve
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl_cli._version import __version__
 from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.errors import AgentRLError, MissingDependency
-from agentrl_cli.plugins.verl_tool.settings import Address
+from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 

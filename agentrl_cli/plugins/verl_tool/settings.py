@@ -1,9 +1,6 @@
-"""The section `tool_server` of agentrl.yaml, and where `tools serve` listens."""
+"""The section `tool_server` of agentrl.yaml."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -21,17 +18,3 @@ class ToolServerConfig(Section):
         default=60.0,
         description="seconds that an episode waits for a busy, unreachable or restarting server",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens, and for whom."""
-
-    host: str
-    port: int
-    token: str
-    """The bearer token of its clients; empty if anyone may call."""
-    names: Collection[str]
-    """Host names that clients may use."""
-    most: int
-    """Calls or sessions at once."""

@@ -1,5 +1,6 @@
 """Harbor task folders as packs."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +46,15 @@ def written(folder: Path, dockerfile: str) -> None:
 async def test_folders_become_a_pack_whose_own_solutions_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of swe-task and a shell task; one that installs a package is left out by its name."""
-    made = load_pack(find_pack("swe-task")).module
-    made.harbor(str(tmp_path / "tasks"), 7, 9)
+    """Those written of swe-task and a shell task; one that installs a package is left out by its name."""
+    words = ["harbor", str(tmp_path / "tasks"), "--pack", "swe-task", "--split", "test", "-n", "9"]
+    assert await asyncio.to_thread(main, words) == 0  # it has an event loop of its own
+    assert len(capsys.readouterr().out.splitlines()) == 9
+    first = tmp_path / "tasks" / "swe-task-test-0000"
+    found = {path.relative_to(first).as_posix() for path in first.glob("**/*")}
+    assert {"task.toml", "instruction.md", "solution/solve.sh", "tests/test.sh"} <= found
+    assert "environment/Dockerfile" in found and any("environment/files/" in one for one in found)
+    source = load_pack(find_pack("swe-task")).tasks("test")[:9]
     written(tmp_path / "tasks" / "capitals", DOCKERFILE)
     written(tmp_path / "tasks" / "grown", DOCKERFILE + "RUN apt-get install -y jq\n")
     assert main(["init", str(tmp_path / "p"), "--from", f"harbor:{tmp_path / 'tasks'}"]) == 0
@@ -55,6 +62,12 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(
     pack = load_pack(tmp_path / "p")
     rows = [task for split in pack.splits() for task in pack.tasks(split)]
     assert len(rows) == 10
+    kept = ("prompt", "tests", "solution", "timeout", "root", "family")
+    theirs = {task.data["solution"]: task for task in source}
+    for task in rows:
+        if (mine := theirs.pop(task.data["solution"], None)) is not None:
+            assert [task.data.get(name) for name in kept] == [mine.data.get(name) for name in kept]
+    assert not theirs, "every task came back"
     prompt = next(row.prompt[-1]["content"] for row in rows if row.id.endswith("capitals"))
     assert prompt == "Write ./data/notes.txt in capitals to ./out/big.txt."
     async with await Sandbox.open(Config().sandbox) as sandbox:
@@ -106,3 +119,11 @@ def test_rows_of_swe_task_are_those_of_its_generator() -> None:
     for split, rows in pack.module.build().items():
         lines = (pack.dir / "data" / f"{split}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == rows
+
+
+def test_what_no_script_grades_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["harbor", str(tmp_path / "t"), "--pack", "code-task", "-n", "1"]) == 2
+    assert "is not graded by a script tests/test.sh" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()

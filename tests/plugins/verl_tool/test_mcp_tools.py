@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
+from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
-from agentrl_cli.plugins.verl_tool.settings import Address
 from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
 from agentrl_cli.tools import Tool
 from tests.plugins.verl_tool.test_server import Tally
