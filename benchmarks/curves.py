@@ -2,12 +2,14 @@
 
     python benchmarks/curves.py make SOURCE [--python PATH] [--seeds 0 1 2] [--steps 60] [--work DIR] [--set K=V …]
     python benchmarks/curves.py planted SOURCE …          wrong template, wrong reward, wrong learning rate
+    python benchmarks/curves.py base SOURCE … [--model M] what a model solves of it before any training
     python benchmarks/curves.py table                     what the shipped ones say, as Markdown
 
 SOURCE is a pack (`calc-task`) or what `agentrl init --from` takes (`gym:FrozenLake-v1?is_slippery=false`). `make`
 trains it with each seed, as `agentrl init` and `agentrl train` do, and writes what `agentrl init` copies into a new
 project: `tasks/PACK/reference.json`, or `curves/ID.json` in the plugin's folder. Base and trained are the shares solved
-on the validation split before the first step and at its end, all seeds together, with Wilson's interval at 95 %.
+on the validation split before the first step and at its end, all seeds together, with Wilson's interval at 95 %. `base`
+is for what has no curves: it adds what 2 attempts at each of 12 training tasks solved to `bases.json` in that folder.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -30,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from agentrl_cli.evaluate.stats import wilson  # noqa: E402  # works without an installation
 from agentrl_cli.registry.plugins import offers  # noqa: E402
-from agentrl_cli.reports.reference import FILE, curve_file, pick_settings  # noqa: E402
+from agentrl_cli.reports.reference import BASES, FILE, curve_file, pick_settings  # noqa: E402
 from agentrl_cli.store import RunRow, Store  # noqa: E402
 from agentrl_cli.trainer.inputs import EVENT, hash_rows  # noqa: E402
 from benchmarks.machine import machine  # noqa: E402
@@ -65,11 +68,13 @@ TEMPLATE = """\
 """ChatML as many models have it: it says nothing of tools."""
 
 
-def agentrl(*args: str, cwd: Path) -> None:
-    """Run the command line like a user."""
+def agentrl(*args: str, cwd: Path) -> str:
+    """Run the command line like a user; return its stdout."""
     print(f"$ agentrl {' '.join(args)}", file=sys.stderr, flush=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "agentrl_cli", *args], cwd=cwd, env=env, check=True)
+    command = [sys.executable, "-m", "agentrl_cli", *args]
+    done = subprocess.run(command, cwd=cwd, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
 
 
 def make_project(source: str, folder: Path, python: str) -> Path:
@@ -211,11 +216,29 @@ def _spoil_reward(project: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def base(args: argparse.Namespace, work: Path) -> None:
+    """Count what a model solves before any training, and write it into the plugin's or the pack's bases."""
+    project = make_project(args.source, work / _slug(args.source), args.python)
+    sets = [word for one in args.set for word in ("--set", one)]
+    words = ["rollout", "-n", "12", "-g", "2", "--model", args.model, "--json", *sets]
+    outcomes = Counter(
+        one["outcome"] for one in json.loads(agentrl(*words, cwd=project))["episodes"]
+    )
+    where = place(args.source).with_name(BASES)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(where.read_text()) if where.is_file() else {}
+    name = args.source.partition(":")[2] or args.source
+    kept.setdefault(args.model, {})[name] = [outcomes["solved"], outcomes.total()]
+    text = json.dumps(kept, indent=1, sort_keys=True)
+    where.write_text(re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text) + "\n")
+    print(f"{args.source}: {kept[args.model][name]}, {dict(outcomes)}")
+
+
 def table(args: argparse.Namespace, work: Path) -> None:
     """Print base and trained of every shipped reference."""
     print("| source | base | trained | steps | CPU s each |\n| --- | --- | --- | --- | --- |")
     found = [*ROOT.glob(f"tasks/*/{FILE}"), *ROOT.glob("agentrl_cli/plugins/*/curves/*.json")]
-    for one in sorted(found):
+    for one in sorted(path for path in found if path.name != BASES):
         kept = json.loads(one.read_text())
         rates = [
             "{value:.3f} [{low:.3f}, {high:.3f}]".format(**kept[n]) for n in ("base", "trained")
@@ -223,6 +246,15 @@ def table(args: argparse.Namespace, work: Path) -> None:
         seconds = " ".join(map(str, kept["cpu_seconds"]))
         steps = len(kept["curves"]["solved"][0])
         print(f"| `{kept['source']}` | {' | '.join(rates)} | {steps} | {seconds} |")
+    print("\n| no curve | model | solved before training |\n| --- | --- | --- |")
+    bases = [*ROOT.glob(f"tasks/*/{BASES}"), *ROOT.glob(f"agentrl_cli/plugins/*/curves/{BASES}")]
+    for path in sorted(bases):
+        kind = path.parent.parent.name.replace("_", "-") + ":"
+        for model, rows in json.loads(path.read_text()).items():
+            for name, (solved, attempts) in rows.items():
+                shown = (kind if path.parent.name == "curves" else "") + name
+                low, high = wilson(solved / attempts, attempts)
+                print(f"| `{shown}` | `{model}` | {solved} of {attempts} [{low:.2f}, {high:.2f}] |")
 
 
 def main() -> None:
@@ -230,7 +262,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, function in {"make": make, "planted": planted, "table": table}.items():
+    for name, function in {"make": make, "planted": planted, "base": base, "table": table}.items():
         command = commands.add_parser(name, help=(function.__doc__ or "").partition("\n")[0])
         command.set_defaults(function=function)
         if name != "table":
@@ -239,6 +271,7 @@ def main() -> None:
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
             command.add_argument("--steps", type=int, default=0)
             command.add_argument("--set", action="append", default=[])
+            command.add_argument("--model", default="tiny-tools", help="of base")
             command.add_argument("--work", type=Path, help="keep the projects here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-curves-") as folder:

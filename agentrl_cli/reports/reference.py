@@ -20,6 +20,8 @@ from typing import Any
 from agentrl_cli.errors import DataError
 
 FILE, EVENT = "reference.json", "reference"
+BASES = "bases.json"
+"""In the folder of a plugin's curves: how often a model solved what has no curves, without any training."""
 WINDOW = 8
 """Steps of a mean: single steps draw other tasks."""
 SIGMAS, LEAST = 2.5, 0.02
@@ -110,6 +112,34 @@ def read_reference(folder: Path, model: str, rows: str) -> dict[str, Any] | None
         text = f"{path} is not a reference of curves: {error}."
         raise DataError(text, hint="Delete it: a training needs none.") from None
     return found if (found.get("model"), found.get("rows")) == (model, rows) else None
+
+
+def rollout_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `rollout` that made a reference."""
+    start = "rollout."
+    return {
+        key.removeprefix(start): value
+        for key, value in content["settings"].items()
+        if key.startswith(start)
+    }
+
+
+def describe_bases(folder: Path, source: str, model: str) -> str:
+    """Return how often a model solved a source, with any options, before training; empty if that is not measured."""
+    path, name = folder / BASES, source.partition("?")[0]
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = {
+        key: numbers
+        for key, numbers in kept.get(model, {}).items()
+        if key.partition("?")[0] == name
+    }
+    if not found:
+        return ""
+    each = (f"{solved} of {attempts} of `{key}`" for key, (solved, attempts) in found.items())
+    text = f"{model} solved {', '.join(each)} when this was measured, without training."
+    if any(solved for solved, _ in found.values()):
+        return text
+    return f"{text} It will not learn here: take a larger one, --model NAME."
 
 
 def parse_reference(content: Mapping[str, Any]) -> Reference:

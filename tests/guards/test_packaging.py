@@ -102,6 +102,8 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
         "agentrl_cli/py.typed",
         "agentrl_cli/doctor/attacks.txt",
         "agentrl_cli/models/tiny-agent/config.json",
+        "agentrl_cli/_data/tasks/calc-task/reference.json",
+        *(f"{path.relative_to(ROOT)}" for path in ROOT.glob("agentrl_cli/plugins/*/curves/*.json")),
     } <= inside
     assert {name.split("/")[0] for name in inside} == {
         "agentrl_cli",

@@ -12,7 +12,13 @@ import pytest
 from agentrl_cli.errors import DataError
 from agentrl_cli.reports.diagnosis import diagnose
 from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.reports.reference import FILE, Reference, read_reference
+from agentrl_cli.reports.reference import (
+    BASES,
+    FILE,
+    Reference,
+    describe_bases,
+    read_reference,
+)
 from agentrl_cli.reports.run_load import load
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
@@ -101,3 +107,15 @@ def test_a_reference_counts_for_its_model_and_its_rows_alone(tmp_path: Path) -> 
     (tmp_path / FILE).write_text('{"settings": {}, "curves": {"solved": "high"}}')
     with pytest.raises(DataError, match=r"reference\.json is not a reference of curves"):
         read_reference(tmp_path, "tiny-tools", "abcd")
+
+
+def test_bases_say_where_a_model_will_not_learn(tmp_path: Path) -> None:
+    assert describe_bases(tmp_path, "sums", "tiny-tools") == ""
+    kept = {"tiny-tools": {"sums?terms=2": [0, 24], "coins": [0, 24], "coins?level=1": [16, 24]}}
+    (tmp_path / BASES).write_text(json.dumps(kept))
+    text = describe_bases(tmp_path, "sums?terms=9", "tiny-tools")
+    assert text.startswith("tiny-tools solved 0 of 24 of `sums?terms=2` when this was measured")
+    assert "will not learn here: take a larger one, --model" in text
+    text = describe_bases(tmp_path, "coins?level=3", "tiny-tools")
+    assert "0 of 24 of `coins`, 16 of 24 of `coins?level=1`" in text and "not learn" not in text
+    assert describe_bases(tmp_path, "sums", "smollm2") == ""

@@ -23,7 +23,7 @@ from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageE
 from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, shipped_packs
 from agentrl_cli.registry.plugins import offers
 
-NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
+NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE, "bases.json"}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
 
 TOOL_MODEL = "tiny-tools"
@@ -114,21 +114,25 @@ def command(
         target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
         with tempfile.TemporaryDirectory() as place:
             name = Path(name).name
-            source, notes = _new_pack(target, name, sources or [], python, Path(place))
-            files = _project_files(source, model or TOOL_MODEL, {})
+            model = model or TOOL_MODEL
+            source, notes = _new_pack(target, name, sources or [], python, Path(place), model)
+            files = _project_files(source, model, {})
     elif pack is None:
         hint = f"Packs: {', '.join(pack_names())}. Start: agentrl init code-task; your own: agentrl init --blank NAME"
         raise UsageError("No pack given.", hint=hint)
     else:
+        from agentrl_cli.reports.reference import describe_bases
+
         source = find_pack(pack)
         name, target = source.name, (folder or Path(source.name)).expanduser()
         files = _project_files(source, model, _isolation(source, min_level, yes))
+        notes = list(filter(None, [describe_bases(source, name, model or "tiny")]))
     _write(target, files, force)
     _report(target, name, [*files], as_json, notes)
 
 
 def _new_pack(
-    target: Path, name: str, sources: list[str], python: str, place: Path
+    target: Path, name: str, sources: list[str], python: str, place: Path, model: str
 ) -> tuple[Path, list[str]]:
     """Write a pack for `target` under `place`; returns its folder, and notes for the user."""
     from agentrl_cli.commands.init.draft import Draft, build
@@ -138,7 +142,7 @@ def _new_pack(
         raise UsageError(
             f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens."
         )
-    draft = Draft(name, target=target)
+    draft = Draft(name, target=target, model=model)
     for source in sources:
         add_source(draft, source, python)
     if not sources:

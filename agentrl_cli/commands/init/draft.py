@@ -61,6 +61,8 @@ class Draft:
     """Settings of `algo`."""
     target: Path = Path()
     """The folder that it is for."""
+    model: str = ""
+    """The model that its settings will name."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user: what was left out, what remains to do."""
 

@@ -11,6 +11,7 @@ NAME:PACKAGE  NAME:PACKAGE@TASK         tasks, tools and scorers of another proj
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 from pathlib import Path
@@ -27,7 +28,7 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.reports.reference import FILE, curve_file
+from agentrl_cli.reports.reference import FILE, curve_file, describe_bases, rollout_settings
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.sources import FILES
@@ -219,14 +220,17 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         kind=program.__name__,
     )
     draft.files["agent.py"] = text.encode()
-    curves = curve_file(Path(program.worker).parent, name)
-    if curves.is_file():
-        draft.files[FILE] = curves.read_bytes()
-    draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
+    kept = curve_file(Path(program.worker).parent, name)
     draft.limits = dict(program.limits)
     if any("players" in row for row in draft.rows):
         draft.limits |= SELF_PLAY
         draft.algo = {"advantage": "rae"}
+    if kept.is_file():
+        draft.files[FILE] = kept.read_bytes()
+        draft.limits |= rollout_settings(json.loads(draft.files[FILE]))
+    elif text := describe_bases(kept.parent, name, draft.model):
+        draft.notes.append(text)
+    draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
 
 
 def _path(text: str, is_path: bool) -> str | Path:

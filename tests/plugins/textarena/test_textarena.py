@@ -139,3 +139,15 @@ def test_games_that_are_not_there(
     python = python_with("textarena", "textarena")
     assert main(["init", str(tmp_path / "p"), "--from", f"textarena:{game}", "--python", python])
     assert text in capsys.readouterr().err
+
+
+def test_a_game_at_which_the_bundled_model_learns_nothing_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = python_with("textarena", "textarena")
+    source = ["--from", "textarena:Bandit-v0", "--python", python]
+    assert main(["init", str(tmp_path / "tiny"), *source]) == 0
+    text = " ".join(capsys.readouterr().err.split())
+    assert "tiny-tools solved 0 of 24 of `Bandit-v0?tool=true` when this was measured" in text
+    assert main(["init", str(tmp_path / "real"), *source, "--model", "smollm2"]) == 0
+    assert "tiny-tools solved" not in capsys.readouterr().err
