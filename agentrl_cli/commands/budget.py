@@ -19,6 +19,8 @@ from typing import Any
 
 from agentrl_cli.config import Config, Sources, load_config
 from agentrl_cli.errors import UsageError
+from agentrl_cli.models.device import pick_device
+from agentrl_cli.registry.plugins import offers, spread_settings
 from agentrl_cli.reports.read_evidence import measure_movement
 from agentrl_cli.runtime import new_training, run_training
 from agentrl_cli.store import Store
@@ -59,24 +61,28 @@ async def plan_budget(
     The probe has half the tasks in a step, and so have the steps of a short time, at a rate that is higher by the
     square root of the steps that are missing: healing is on. Raises UsageError if not one step fits.
     """
-    began, own = time.monotonic(), set_by_user(config, sources, base)
+    began, own, given = time.monotonic(), set_by_user(config, sources, base), config
+    if pick_device(config.model.device).type == "cpu":
+        config = _with(config, spread_settings(config.model_dump()), own)
     tasks = config.rollout.prompts_per_step
     half = tasks if "rollout.prompts_per_step" in own else max(1, tasks // 2)
     found = await probe(config.replace(rollout={"prompts_per_step": half}), base)
     if half < tasks and seconds > AMPLE * (time.monotonic() - began):
         found = await probe(config, base)
     spent = time.monotonic() - began
+    moved = {key: [_at(key)(given), _at(key)(config)] for key in offers("spread")}
     config, record = choose(config, found, seconds - spent, own)
+    record["changed"] |= {key: pair for key, pair in moved.items() if pair[0] != pair[1]}
     record |= {"seconds": seconds, "spent": spent, "expected": record["expected"] + spent}
     return config, record
 
 
 def set_by_user(config: Config, sources: Sources, base: Path) -> set[str]:
-    """Return the keys of TUNED that the user set: by an option, a variable, or in a file that differs from the pack."""
+    """Return the keys to keep: those set by an option, a variable, or in a file that differs from the pack."""
     pack = load_config(sets=[f"task.packs={config.task.packs}"], base=base)[0]
     return {
         key
-        for key in TUNED
+        for key in [*TUNED, *offers("spread")]
         if not sources[key].startswith(("default", "pack:"))
         and not (sources[key].startswith("file:") and _at(key)(config) == _at(key)(pack))
     }

@@ -97,10 +97,8 @@ def _shorten(settings: Path, steps: int | None) -> None:
 def _train(folder: Path, steps: int | None) -> None:
     """Train, or resume; if that fails, name the command that continues it."""
     process = train.ProcessOptions(resume=_cut_short(folder))
-    sets = (
-        [] if process.resume else spread_settings()
-    )  # with a small model one process keeps one core busy
-    work = ModelOptions(project=folder, sets=sets)
+    spread = {} if process.resume else spread_settings()  # one process keeps one core busy
+    work = ModelOptions(project=folder, sets=[f"{key}={value}" for key, value in spread.items()])
     try:
         train.command(steps=steps, planned=PlanOptions(), process=process, work=work)
     except Exception as error:

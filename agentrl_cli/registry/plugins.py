@@ -146,21 +146,21 @@ def offers(kind: str) -> dict[str, Any]:
     return found
 
 
-def spread_settings(config: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the settings, KEY=VALUE, by which two processes make the episodes.
+def spread_settings(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings, by dotted key, with which two processes make the episodes.
 
     None on one core, with less memory than `ROOM`, without a plugin that offers them, or if `config`, of a run, has
     other values than the defaults.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = []
+    found = {}
     for key, (default, value) in offers("spread").items():
         section, _, name = key.partition(".")
-        if str((config or {}).get(section, {}).get(name, default)) != default:
-            return []
-        found.append(f"{key}={value}")
+        if (config or {}).get(section, {}).get(name, default) != default:
+            return {}
+        found[key] = value
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return found if (cores or 1) > 1 and memory > ROOM else []
+    return found if (cores or 1) > 1 and memory > ROOM else {}
 
 
 def _load(target: str) -> Offers:

@@ -220,11 +220,11 @@ def _shorten_step(
         )
     busy = row.get("time/cpu", math.inf) / (seconds or 1.0)
     on_gpu = any(name.startswith("gpu/") for name in row)
-    spread = [] if on_gpu or busy > ONE_CORE else spread_settings(config)
+    spread = {} if on_gpu or busy > ONE_CORE else spread_settings(config)
     if spread:
         return (
             f"Sampling takes {share['sampling']:.0%}, with {busy:.1f} cores busy: sample in two processes.",
-            f"agentrl train {' '.join(f'--set {one}' for one in spread)}",
+            f"agentrl train {' '.join(f'--set {key}={value}' for key, value in spread.items())}",
         )
     whole = parts[0].seconds
     most = sorted(ends)[len(ends) * 3 // 4] if ends else whole

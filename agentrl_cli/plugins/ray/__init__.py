@@ -10,6 +10,6 @@ OFFERS = {
     },
     "settings": {"cluster": f"{HERE}.settings:ClusterConfig"},
     "pools": {"cluster": f"{HERE}.open:open_pool"},
-    "spread": {"cluster.kind": ("here", "processes"), "cluster.workers": ("1", "2")},
+    "spread": {"cluster.kind": ("here", "processes"), "cluster.workers": (1, 2)},
     "doctors": {"cluster": f"{HERE}.doctor:check_workers"},
 }
