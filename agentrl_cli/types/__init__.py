@@ -140,6 +140,10 @@ class Turn:
         return (*self.images, *(image for result in self.results for image in result.images))
 
 
+OF_PLAYER = "the reward of this player"
+"""`RewardPart.detail` of a part that one player of a game has."""
+
+
 @dataclass(frozen=True, slots=True)
 class RewardPart:
     """One named part of a reward: value × weight is added to the episode's reward."""
@@ -231,8 +235,7 @@ class Episode:
     @property
     def players(self) -> dict[str, float]:
         """The reward of each player of a game that the model played, by its name; empty if there are none."""
-        names = {turn.player for turn in self.turns}
-        return {part.name: part.value for part in self.reward_parts if part.name in names}
+        return {part.name: part.value for part in self.reward_parts if part.detail == OF_PLAYER}
 
     @property
     def primary(self) -> float | None:
@@ -348,6 +351,7 @@ class Group:
 
 __all__ = [
     "FAULTS",
+    "OF_PLAYER",
     "ROOT",
     "TOP_K",
     "AgentState",

@@ -14,10 +14,12 @@ from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
+from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.common.tree import branch_title
-from agentrl_cli.types import Episode, Origin, Outcome
+from agentrl_cli.types import Episode, Origin, Outcome, Turn
 from tests.agents.test_runners import CHAT, LIMITS, pack_of
-from tests.helpers.train import trainer_of, write_pack
+from tests.helpers.gateway import call
+from tests.helpers.train import episodes_of, trainer_of, write_pack
 
 DUEL = """
 def agent(task, base_url, api_key, model, attempt):
@@ -108,6 +110,42 @@ def agent(task, base_url, api_key, model):
     won = 1.0 if said["white"] > said["black"] else -1.0
     return {"white": won, "black": -won}
 """
+
+
+async def test_a_training_against_its_own_base(tmp_path: Path, model: Path) -> None:
+    """The base is loaded beside the trained model; what it says is context and the player that it is has no reward."""
+    write_pack(tmp_path)
+    code = PLAY.replace('f"{model}/{player}"', 'f"{NAMES[player]}/{player}"')
+    code = code.replace(', "black": -won', "") + "\n\nagent.models = ['base']\n"
+    (tmp_path / "agent.py").write_text(f"NAMES = {{'white': 'agentrl', 'black': 'base'}}\n{code}")
+    task = {"packs": ["."], "agent": "agent.py:agent"}
+    given: dict[str, Any] = {"task": task, "algo": {"advantage": "rae"}, "train": {"steps": 1}}
+    async with trainer_of(tmp_path, model, **given) as trainer:
+        run = await trainer.train()
+        episodes = episodes_of(trainer.store, run)
+    assert len(episodes) == 8 and {e.fact for e in episodes} == {"trained"}
+    for episode in episodes:
+        assert list(episode.players) == ["white"] and episode.reward == episode.players["white"]
+        (own,) = {t.player for t in episode.turns if trained(episode, t)}
+        assert own == "white" and len(episode.branches) == 2
+
+
+def trained(episode: Episode, turn: Turn) -> bool:
+    return bool(episode.tokens.trained_mask[turn.start : turn.end].any())
+
+
+async def test_the_example_plays_itself_and_loses_by_what_is_no_move() -> None:
+    pack = load_pack(Path(__file__).resolve().parents[2] / "examples" / "duel_agent")
+    config = Config.model_validate({"rollout": LIMITS})
+    found = []
+    for said in ([call("bet"), call("call")], [call("bet"), call("fold")], ["Hm."]):
+        policy = ScriptedPolicy(said, CHAT.tokenizer)
+        rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+        episode = await rollout.episode(Job(pack.tasks("train")[0], 0))
+        assert episode.reward == 0.0, episode.error
+        found.append(episode.players)
+    low, high = {"player_0": -2.0, "player_1": 2.0}, {"player_0": 1.0, "player_1": -1.0}
+    assert found == [low, high, low], "J against Q"
 
 
 async def test_the_running_means_are_saved_and_resumed_to_the_bit(

@@ -39,7 +39,16 @@ from agentrl_cli.rollout.run import Rollout
 from agentrl_cli.rollout.world import run_reset
 from agentrl_cli.store.journal import AGENT_STDERR
 from agentrl_cli.tasks import AGENT_PART, AgentSpec, Pack
-from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, StopReason, Tokens, Turn
+from agentrl_cli.types import (
+    OF_PLAYER,
+    AgentState,
+    Episode,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Tokens,
+    Turn,
+)
 from agentrl_cli.types.branches import path_to
 
 RUNNERS: Mapping[str, MakeRunner] = {
@@ -186,7 +195,10 @@ class AgentAttempt(Attempt):
         """Return the agent's own reward, else the parts of the pack."""
         if self.given is None:
             return await super().parts(episode, ctx)
-        players = (RewardPart(name, value, weight=0.0) for name, value in self.players.items())
+        players = (
+            RewardPart(name, value, weight=0.0, detail=OF_PLAYER)
+            for name, value in self.players.items()
+        )
         return (RewardPart(AGENT_PART, self.given, primary=True), *players)
 
     def _session(self, policy: EpisodePolicy, record: OnTurn) -> Session:
