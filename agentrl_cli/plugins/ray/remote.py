@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agentrl_cli.errors import AgentRLError, RunFailed
+from agentrl_cli.hooks.threads import OwnTime
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.plugins.ray.relay import Delivery, Message
 from agentrl_cli.plugins.ray.service import Call, Hello, Setup, Weights
@@ -203,7 +204,7 @@ class RemoteWorker:
         patience = self.setup.config.section(ClusterConfig).patience
         try:
             while True:
-                async with asyncio.timeout(patience if self.hello is not None else STARTING):
+                async with OwnTime(patience if self.hello is not None else STARTING):
                     messages = await link.receive()
                 for message in messages:
                     self._take(*message)

@@ -44,7 +44,8 @@ class ClusterConfig(Section):
     )
     patience: Seconds = Field(
         default=60.0,
-        description="seconds without a sign of life after which a worker is replaced and its episodes are given again",
+        description="seconds without a sign of life after which a worker is replaced and its episodes are given again;"
+        " as many times longer as this machine is slowed down by others",
     )
 
     @field_validator("kind")
