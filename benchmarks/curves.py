@@ -8,8 +8,9 @@
 SOURCE is a pack (`calc-task`) or what `agentrl init --from` takes (`gym:FrozenLake-v1?is_slippery=false`). `make`
 trains it with each seed, as `agentrl init` and `agentrl train` do, and writes what `agentrl init` copies into a new
 project: `tasks/PACK/reference.json`, or `curves/ID.json` in the plugin's folder. Base and trained are the shares solved
-on the validation split before the first step and at its end, all seeds together, with Wilson's interval at 95 %. `base`
-is for what has no curves: it adds what 2 attempts at each of 12 training tasks solved to `bases.json` in that folder.
+on the validation split before the first step and at the last evaluation, where the curves end, all seeds together, with
+Wilson's interval at 95 %. `base` is for what has no curves: it adds what 2 attempts at each of 12 training tasks solved
+to `bases.json` in that folder.
 """
 
 from __future__ import annotations
@@ -112,10 +113,13 @@ def make(args: argparse.Namespace, work: Path) -> None:
     project = make_project(args.source, work / _slug(args.source), args.python)
     runs = [train(project, seed, args) for seed in args.seeds]
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        steps = [[row for row in store.runs.steps(run.id) if row["step"] > 0] for run in runs]
+        evals = [store.runs.evals(run.id) for run in runs]
+        last = min(rows_[-1].step or 0 for rows_ in evals)  # later steps have no share
+        steps = [
+            [row for row in store.runs.steps(run.id) if 0 < row["step"] <= last] for run in runs
+        ]
         inputs = [store.journal.newest_event(run.id, EVENT) or {} for run in runs]
         rows = {hash_rows(one["rows"]) for one in inputs}
-        evals = [store.runs.evals(run.id) for run in runs]
         curves = {
             key: [[round(float(row.get(key, 0.0)), DIGITS) for row in seed] for seed in steps]
             for key in ("solved", "reward")
@@ -127,7 +131,7 @@ def make(args: argparse.Namespace, work: Path) -> None:
             "seeds": args.seeds,
             "settings": pick_settings(runs[0].config, dict.fromkeys(KEYS)),
             "base": _rate([rows_[0] for rows_ in evals]),
-            "trained": _rate([rows_[-1] for rows_ in evals]),
+            "trained": _rate([next(row for row in rows_ if row.step == last) for rows_ in evals]),
             "cpu_seconds": [round(sum(row.get("time/cpu", 0.0) for row in seed)) for seed in steps],
             "machine": machine(),
             "date": date.today().isoformat(),
