@@ -176,9 +176,10 @@ class TensorBoard(Logger):
         self.writer.close()
 
 
-class Showing(Logger):
-    """Base of those that show a few episodes of each step, too."""
+class Wandb(Logger):
+    """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
 
+    name = library = "wandb"
     kept: tuple[Episode, ...] = ()
     """Episodes of the step so far that are shown with its numbers."""
 
@@ -194,15 +195,6 @@ class Showing(Logger):
 
     def show(self, episodes: Sequence[Episode], step: int) -> None:
         """Show episodes; secrets are masked."""
-        raise NotImplementedError
-
-
-class Wandb(Showing):
-    """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
-
-    name = library = "wandb"
-
-    def show(self, episodes: Sequence[Episode], step: int) -> None:
         self.run.log({"episodes": self.value_of(episodes)}, step=step)
 
     def value_of(self, episodes: Sequence[Episode]) -> Any:
@@ -272,7 +264,7 @@ def _by_turn(episode: Episode) -> Iterator[tuple[Turn, list[dict[str, Any]]]]:
         )
 
 
-class MLflow(Showing):
+class MLflow(Wandb):
     """MLflow; the server is MLFLOW_TRACKING_URI, the experiment MLFLOW_EXPERIMENT_NAME or "agentrl".
 
     Without a server the numbers and traces go into `mlruns/` beside the run's folder.

@@ -46,8 +46,8 @@ imports nothing of agentrl, which is being imported. The kinds:
                 model, got and converted first, or None if the name is not of its kind
     writers     name of a setting of `flags` for merge to a function (folder of the merged model, its value) that
                 writes the model in another form into the folder and returns the file
-    wires       name of a setting of `flags` for `tools serve` to a context manager (context, packs, where to listen)
-                that serves packs by a protocol of its own and yields its address
+    wires       name of a setting of `flags` for `tools serve` to a context manager (context, packs, host, port, token,
+                …) that serves packs by a protocol of its own and yields its address
     explanations  `token` to a function (store, episode id, (turn, token), project folder) that returns the lines
                 and the JSON of `agentrl why EPISODE@t2.31`
     exports     name of a format of `agentrl export` to a function (store, episode ids, masked) that yields its lines

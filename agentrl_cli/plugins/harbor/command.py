@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from agentrl_cli.tasks import Pack
     from agentrl_cli.types import Task
 
-IMAGE = "python:3.12-slim"
-
 
 def command(
     out: Annotated[Path, typer.Argument(help="The folder that gets a folder for each task.")],
@@ -80,7 +78,7 @@ def _put(folder: Path, task: Task, files: dict[str, bytes]) -> None:
     root, said = str(row.get("root") or "/app"), content_text(task.prompt[-1]["content"])
     toml = f'version = "1.0"\n\n[metadata]\ncategory = {json.dumps(task.family)}\n\n'
     toml += f"[verifier]\ntimeout_sec = {float(row.get('timeout') or 60.0)}\n"
-    dockerfile = f"FROM {IMAGE}\nWORKDIR {root}\n" + f"COPY files {root}\n" * bool(files)
+    dockerfile = f"FROM python:3.12-slim\nWORKDIR {root}\n" + f"COPY files {root}\n" * bool(files)
     texts = {
         "task.toml": toml,
         "instruction.md": f"{said.strip()}\n",

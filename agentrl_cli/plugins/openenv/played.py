@@ -66,11 +66,6 @@ class Played(LoopAttempt):
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """Skip the drift guard: these tokens are only a record."""
 
-    @property
-    def schemas(self) -> list[ToolSchema]:
-        """Return the tools of the episode, and the one that answers."""
-        return [*self.env.schemas, ANSWER]
-
     def take(self, name: str, arguments: dict[str, Any]) -> None:
         """Take a turn. Raises ValueError once the episode is over."""
         if self._turn is None or self._turn.done() or self.running.done():

@@ -71,7 +71,10 @@ class PackEnvironment(Environment):  # type: ignore[misc]
     async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
         """Take a turn. An episode that could not be graded is done without a reward. Raises ValueError."""
         if isinstance(action, ListToolsAction):
-            return ListToolsObservation(tools=[*map(_tool, self._schemas())])
+            packs = self._context.packs.values()
+            every = [schema for pack in packs for schema in pack.schemas]
+            own = every if self._played is None else self._played.env.schemas
+            return ListToolsObservation(tools=[*map(_tool, [*own, ANSWER])])
         if self._played is None:
             raise ValueError("Reset first.")
         self._played.take(action.tool_name, action.arguments)
@@ -97,20 +100,6 @@ class PackEnvironment(Environment):  # type: ignore[misc]
         """End the episode. Another thread may call it."""
         if self._played is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._played.running.cancel)
-
-    def list_splits(self) -> list[str]:
-        """Return the names of the packs' splits."""
-        return [*self._tasks]
-
-    def num_tasks(self, split: str) -> int:
-        """Return the number of tasks of a split."""
-        return len(self._tasks.get(split, ()))
-
-    def _schemas(self) -> list[Any]:
-        """Return the tools of the episode; before one those of all packs."""
-        packs = self._context.packs.values()
-        own = [schema for pack in packs for schema in pack.schemas]
-        return [*(own if self._played is None else self._played.env.schemas), ANSWER]
 
 
 def _text(messages: list[Message]) -> str:

@@ -11,8 +11,6 @@ import typer
 from agentrl_cli.errors import UsageError
 from agentrl_cli.registry import require_package
 
-RELEASE = "0.10"
-
 
 def flags(
     openenv: Annotated[
@@ -25,9 +23,11 @@ def flags(
 
 
 @asynccontextmanager
-async def serve(context: Any, packs: list[Any], where: Any) -> AsyncIterator[str]:
+async def serve(
+    context: Any, packs: list[Any], *, host: str, port: int, token: str, names: Any, most: int
+) -> AsyncIterator[str]:
     """Serve packs, and yield the address. Raises MissingDependency, UsageError, EnvError."""
-    require_package("openenv", RELEASE, "openenv-server")
+    require_package("openenv", "0.10", "openenv-server")
     from agentrl_cli.agents.gateway.http import PageGuard, listening
     from agentrl_cli.plugins.openenv.served import make_app
     from agentrl_cli.rollout.parts import open_parts
@@ -35,7 +35,7 @@ async def serve(context: Any, packs: list[Any], where: Any) -> AsyncIterator[str
     if not packs:
         raise UsageError("No pack is named.", hint="agentrl tools serve --openenv --pack calc-task")
     async with open_parts(context.config, context.project, packs=packs) as parts:
-        app = make_app(parts, context.config, where.most)
-        guard = PageGuard(app, where.names, token=where.token)
-        async with listening(guard, where.host, where.port, ws="auto", lifespan="on") as address:
+        app = make_app(parts, context.config, most)
+        guard = PageGuard(app, names, token=token)
+        async with listening(guard, host, port, ws="auto", lifespan="on") as address:
             yield address

@@ -163,14 +163,8 @@ class World:
             self._socket.send(json.dumps({"type": kind, "data": data}))
         try:
             answer = json.loads(self._socket.recv(patience))
-        except self._closed as error:
-            raise ValueError(
-                f"{url} closed the session before it answered {kind}: {error}"
-            ) from error
-        except TimeoutError as error:
-            raise ValueError(f"{url} did not answer {kind} in {patience:g} s") from error
-        except WRONG as error:
-            raise ValueError(f"{url} answered {kind} with what is not JSON: {error}") from error
+        except (self._closed, TimeoutError, *WRONG) as error:
+            raise ValueError(f"{url} did not answer {kind}: {error}") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise ValueError(f"{url} answered {kind} with {_short(answer)[:60]}")
         return answer

@@ -21,8 +21,6 @@ from agentrl_cli.types.content import content_text
 from agentrl_cli.types.masking import mask
 
 ADDRESSES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-MOST = 120
-"""Numbers of a step: the SDK keeps 128 attributes of a span."""
 
 
 def observer(config: Any) -> Callable[[Episode], None] | None:
@@ -58,12 +56,12 @@ class Steps(Hook):
         from opentelemetry.trace import set_span_in_context
 
         inside = set_span_in_context(self._run)
-        given = {f"agentrl.{name}": value for name, value in finite(metrics).items()}
-        span = self._tracer.start_span(
-            "train_step", inside, start_time=self._started, attributes={"agentrl.step": step}
-        )
-        span.set_attributes(dict([*given.items()][:MOST]))
-        span.end()
+        given: dict[str, Any] = {
+            f"agentrl.{name}": value for name, value in finite(metrics).items()
+        }
+        given["agentrl.step"] = step  # last: of more than it keeps the SDK drops the first
+        begun = {"start_time": self._started, "attributes": given}
+        self._tracer.start_span("train_step", inside, **begun).end()
 
     def on_run_end(self, run: Any, error: BaseException | None) -> None:
         if self._run is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +23,6 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store import Store
 
-HOST = "127.0.0.1"
 FilesArgument = Annotated[
     list[Path], typer.Argument(metavar="FILE", help="A JSON document, or JSON Lines.")
 ]
@@ -74,9 +72,6 @@ def otlp(
     if listen is None:
         _add(files or [], as_json, path)
         return
-    from agentrl_cli.plugins.traces.receive import require_proto
-
-    require_proto()
     path.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(path) as store:
         found = asyncio.run(_receive(store, listen, token, as_json))
@@ -86,19 +81,18 @@ def otlp(
 async def _receive(store: Store, port: int, token: str, as_json: bool) -> list[str]:
     """Return the episodes that came until a signal."""
     from agentrl_cli.agents.gateway.http import PageGuard, listening
-    from agentrl_cli.plugins.traces.receive import SETTLED, Inbox
+    from agentrl_cli.plugins.traces.receive import Inbox
 
     inbox, ending = Inbox(store, warn), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    async with listening(PageGuard(inbox.app, {"localhost"}, token=token), HOST, port) as address:
+    async with listening(
+        PageGuard(inbox.app, {"localhost"}, token=token), "127.0.0.1", port
+    ) as address:
         (narrate if as_json else echo)(address)
         narrate(f"export OTEL_EXPORTER_OTLP_ENDPOINT={address}\nctrl+c ends it.")
-        while not ending.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), SETTLED / 2)
-            inbox.sweep()
-    inbox.sweep(whole=True)
+        await ending.wait()
+    inbox.write()
     return inbox.ids
 
 

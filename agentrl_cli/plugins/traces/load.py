@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -142,23 +143,25 @@ def load(path: Path, store: Store) -> tuple[list[str], list[str]]:
     """Add the traces of a file to a store, all in one transaction; return their ids, and sentences on the rest."""
     problems: list[str] = []
     found = [*traces(path, problems.append)]
-    ids, _ = add(found, store, path, problems)
-    return ids, problems
+    return add(found, store, path, problems.append)[0], problems
 
 
 def add(
-    found: Iterable[Found], store: Store, path: Path, problems: list[str], run: str = ""
+    found: Iterable[Found], store: Store, path: Path, note: Note, run: str = ""
 ) -> tuple[list[str], str]:
     """Add traces to a store in one transaction; return their ids and the run, by default a new one named as `path`."""
-    ids: list[str] = []
+    ids = dict[str, None]()
     with store.transaction():
         for one in found:
+            if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
+                note(f"A reward of {one.reward} is not a finite number: its trace is ungraded.")
+                one.reward = None
             whole = (episode_of(one), None, tokenizer().hash) if isinstance(one, Trace) else one
             episode, signals, digest = whole
             if episode.id in ids or store.select_one(
                 "SELECT 1 FROM episodes WHERE id=?", (episode.id,)
             ):
-                problems.append(f"Episode {episode.id} is there already: it is kept as it is.")
+                note(f"Episode {episode.id} is there already: it is kept as it is.")
             else:
                 run = run or _begin(store, path, episode.weights_version, digest)
                 prompt = tuple(episode.turns[0].messages) if episode.turns else ()
@@ -169,8 +172,8 @@ def add(
                 store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
                 if signals is not None:
                     store.signals.add(episode.id, signals)
-            ids.append(episode.id)
-    return [*dict.fromkeys(ids)], run
+            ids[episode.id] = None
+    return [*ids], run
 
 
 def _begin(store: Store, path: Path, model: str, digest: str) -> str:

@@ -29,7 +29,6 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import plugin_settings
 from agentrl_cli.errors import UsageError
-from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.registry import resolve
 
 if TYPE_CHECKING:
@@ -120,26 +119,27 @@ def serve(
     context = open_project(project, None, config, sets, required=False)
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     names = {"localhost", host, gethostname(), *(allow_host or ())}
-    address = Address(host, port, secret, names, max_calls)
+    where = {"host": host, "port": port, "token": secret, "names": names}
     packs = packs_of(context, pack)
     if wire := next((name for name, value in plugin_settings().items() if value is True), ""):
         if mcp or socket is not None:
             raise UsageError(f"--{wire} goes without --mcp and --socket.")
-        return asyncio.run(_serve_wire(wire, context, [*packs.values()], address))
+        wired = _serve_wire(wire, context, [*packs.values()], {**where, "most": max_calls})
+        return asyncio.run(wired)
     tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
     sessions = {name: one.session for name, one in packs.items()}
     way = "stdio" if stdio else "http" if mcp else ""
-    serving = _serve(context, tools, path, options, parser, address, socket, idle, sessions, way)
+    serving = _serve(context, tools, path, options, parser, where, socket, idle, sessions, way)
     return asyncio.run(serving)
 
 
-async def _serve_wire(wire: str, context: Context, packs: list[Any], address: Address) -> None:
+async def _serve_wire(wire: str, context: Context, packs: list[Any], where: dict[str, Any]) -> None:
     """Serve packs by another protocol until a signal comes."""
     ending = _ending()
-    async with resolve("wires", {}, wire)(context, packs, address) as url:
-        _announce(context, url, address.token)
+    async with resolve("wires", {}, wire)(context, packs, **where) as address:
+        _announce(context, address, where["token"])
         await ending.wait()
 
 
@@ -166,7 +166,7 @@ async def _serve(
     journal: Path,
     options: Mapping[str, Any],
     parser: str,
-    where: Address,
+    where: dict[str, Any],
     socket: Path | None,
     idle: float,
     sessions: Mapping[str, Mapping[str, Any]],
@@ -179,12 +179,12 @@ async def _serve(
             return await serve_stdio(mcp_server(server.trajectories))
         ending = _ending()
         opening = (
-            serve_http(mcp_server(server.trajectories), where, idle)
+            serve_http(mcp_server(server.trajectories), **where, idle=idle)
             if mcp
-            else listening(server, where.host, where.port, socket, where.names)
+            else listening(server, where["host"], where["port"], socket, where["names"])
         )
         async with opening as address:
-            _announce(context, address, where.token)
+            _announce(context, address, where["token"])
             narrate(
                 f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories."
             )

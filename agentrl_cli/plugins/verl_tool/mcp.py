@@ -7,7 +7,7 @@ Over HTTP a session is one of the handshake (its id is in a header). Clients of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl_cli._version import __version__
 from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.errors import AgentRLError, MissingDependency
-from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
@@ -77,12 +76,14 @@ async def serve_stdio(server: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve_http(server: Any, where: Address, idle: float) -> AsyncIterator[str]:
+async def serve_http(
+    server: Any, host: str, port: int, token: str, names: Collection[str], idle: float
+) -> AsyncIterator[str]:
     """Answer clients of streamable HTTP; yields the address."""
-    app = server.streamable_http_app(host=where.host, session_idle_timeout=idle)
+    app = server.streamable_http_app(host=host, session_idle_timeout=idle)
     async with server.session_manager.run():
-        guard = PageGuard(_Sessions(app), where.names, token=where.token)
-        async with listening(guard, where.host, where.port) as address:
+        guard = PageGuard(_Sessions(app), names, token=token)
+        async with listening(guard, host, port) as address:
             yield f"{address}/mcp"
 
 

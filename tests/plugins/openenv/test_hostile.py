@@ -76,18 +76,18 @@ with serve(play, "127.0.0.1", 0, process_request=schema) as server:
     server.serve_forever()
 """
 PLAYED = {
-    "long": "closed the session before it answered step",
+    "long": "did not answer step: sent 1009 (message too big)",
     "list": "answered step with []",
-    "text": "what is not JSON",
-    "deep": "what is not JSON",
+    "text": "did not answer step: Expecting property name",
+    "deep": "did not answer step: maximum recursion depth",
     "data": "answered step with",
     "reward": "could not convert string to float",
     "nan": "a reward that is not finite",
     "huge": "too large",
     "done": "neither true nor false",
     "none": "ended the episode without a reward. x",
-    "silent": "did not answer step in 2 s",
-    "closes": "closed the session before it answered step",
+    "silent": "did not answer step: timed out in 2.0s",
+    "closes": "did not answer step: received 1000",
 }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.plugins.verl_tool.address import Address
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
 from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
@@ -44,7 +43,7 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.db")
     trajectories = Trajectories(tools, journal)
     server = mcp_server(trajectories)
-    async with serve_http(server, Address("127.0.0.1", 0, "secret", (), 8), 60.0) as address:
+    async with serve_http(server, "127.0.0.1", 0, "secret", (), 60.0) as address:
         headers = {"Authorization": "Bearer secret"}
 
         @contextlib.asynccontextmanager
