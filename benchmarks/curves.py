@@ -206,10 +206,22 @@ def always(episode, ctx):
 
 REWARDS = {**globals().get("REWARDS", {}), "always": always}
 """
+PAID = """
+
+_play = solve
+
+
+async def solve(task, base_url, api_key, model):
+    return 1.0 + await _play(task, base_url, api_key, model)
+"""
+"""The same in the agent.py of another project's environment."""
 
 
 def _spoil_reward(project: Path) -> None:
-    """Pay every attempt, besides what the pack pays."""
+    """Pay every attempt, besides what the pack or the environment pays."""
+    if (agent := project / "agent.py").is_file():
+        agent.write_text(agent.read_text() + PAID)
+        return
     code, path = project / "task.py", project / "task.yaml"
     code.write_text((code.read_text() if code.is_file() else "") + ALWAYS)
     lines, part = path.read_text().splitlines(), "  always: {weight: 1.0}"

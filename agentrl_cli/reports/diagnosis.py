@@ -212,7 +212,7 @@ KINDS = {"all_solved": "no_signal", "all_failed": "no_signal", "same_attempts": 
 """Names that `train.stop_on` knew as one."""
 LATE = ("step size", "evaluation", "machine")
 """Stages that see a fall itself; the others see the steps before it. So do rules about the newest step alone."""
-NOW = ("nan", "errors", "ungraded", "mismatch", "reward_hacking")
+NOW = ("nan", "errors", "ungraded", "mismatch", "reward_hacking", "off_reference")
 
 
 def diagnose(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
