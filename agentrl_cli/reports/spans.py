@@ -224,7 +224,7 @@ def _shorten_step(
     if spread:
         return (
             f"Sampling takes {share['sampling']:.0%}, with {busy:.1f} cores busy: sample in two processes.",
-            f"agentrl train {' '.join(f'--set {key}={value}' for key, value in spread.items())}",
+            " ".join(["agentrl train", *(f"--set {key}={value}" for key, value in spread.items())]),
         )
     whole = parts[0].seconds
     most = sorted(ends)[len(ends) * 3 // 4] if ends else whole

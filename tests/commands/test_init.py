@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands.common import open_project
+from agentrl_cli.commands.init import NOT_COPIED
 from agentrl_cli.config import load_config
 from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.paths import find_pack, pack_names, packs_dir
@@ -28,8 +29,9 @@ def test_every_pack_becomes_a_valid_project(pack: str, init: Cli) -> None:
     lines = [line.strip() for line in init("init", pack, "mine").splitlines()]
     assert lines == ["cd mine", "agentrl check", "agentrl train --watch"]
     for path in find_pack(pack).rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            assert (folder / path.relative_to(find_pack(pack))).read_bytes() == path.read_bytes()
+        inside = path.relative_to(find_pack(pack))
+        if path.is_file() and NOT_COPIED.isdisjoint(inside.parts):
+            assert (folder / inside).read_bytes() == path.read_bytes()
     project = open_project(folder)
     expected, _ = load_config(sets=[f"task.packs=[{pack}]"])
     own = Path(expected.model.name)  # the pack's adapter, or the bundled model

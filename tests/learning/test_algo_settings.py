@@ -143,6 +143,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "advantage.eps": ({"name": "grpo"}, 1.0),
     "advantage.coef": ({"name": "distill"}, 3.0),
     "advantage.reward_coef": ({"name": "distill"}, 1.0),
+    "advantage.decay": ({"name": "rae"}, 0.1),
     "advantage.form": ({"name": "distill"}, "full"),
     "advantage.top_k": ({"name": "distill", "form": "top_k"}, 2),
     "loss.clip_low": ({"name": "ppo_clip"}, 0.01),

@@ -27,7 +27,11 @@ def test_a_turn_without_a_parent_continues_the_one_before() -> None:
     assert one.chain(only) is one
     named = episode([Said(s.role, s.ids, n - 1) for n, s in enumerate(chain())])
     assert named.linear and named.branches == one.branches
-    assert [field.name for field in Turn.__dataclass_fields__.values()][-2:] == ["parent", "images"]
+    assert [field.name for field in Turn.__dataclass_fields__.values()][-3:] == [
+        "parent",
+        "images",
+        "player",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,9 @@ call of a tool, and the tool `answer` a turn without one.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from functools import partial
 from typing import Any
-
-from openenv.core.env_server import Environment, State, create_app
-from openenv.core.env_server.mcp_types import (
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-    Tool,
-)
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -35,8 +27,13 @@ TAKEN = {"reset", "step", "state", "close", SAY}
 """Names that no tool of a pack can have here: those of the protocol, and the one that answers."""
 
 
-class PackEnvironment(Environment):  # type: ignore[misc]
-    """A session of the server."""
+def _types() -> Any:
+    """Return the package's module of actions and observations, which only a server needs."""
+    return importlib.import_module("openenv.core.env_server.mcp_types")
+
+
+class PackEnvironment:
+    """A session of the server; `make_app` makes it an `Environment` of the package."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -64,22 +61,23 @@ class PackEnvironment(Environment):  # type: ignore[misc]
         messages, ended = await self._played.hear()
         if ended is not None:
             raise ValueError(f"The episode did not begin: {ended.error}")
-        return CallToolObservation(
+        return _types().CallToolObservation(
             tool_name="reset", result=_text(messages), metadata={"messages": messages}
         )
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
         """Take a turn. An episode that could not be graded is done without a reward. Raises ValueError."""
-        if isinstance(action, ListToolsAction):
+        types = _types()
+        if isinstance(action, types.ListToolsAction):
             packs = self._context.packs.values()
             every = [schema for pack in packs for schema in pack.schemas]
             own = every if self._played is None else self._played.env.schemas
-            return ListToolsObservation(tools=[*map(_tool, [*own, ANSWER])])
+            return types.ListToolsObservation(tools=[*map(_tool, [*own, ANSWER])])
         if self._played is None:
             raise ValueError("Reset first.")
         self._played.take(action.tool_name, action.arguments)
         messages, ended = await self._played.hear()
-        found = CallToolObservation(tool_name=action.tool_name, result=_text(messages))
+        found = types.CallToolObservation(tool_name=action.tool_name, result=_text(messages))
         return found if ended is None else found.model_copy(update=_end(ended))
 
     def reset(self, **_: Any) -> Any:
@@ -91,6 +89,8 @@ class PackEnvironment(Environment):  # type: ignore[misc]
     @property
     def state(self) -> Any:
         """Return the episode, its task and the number of turns."""
+        from openenv.core.env_server import State
+
         if self._played is None:
             return State()
         episode, count = self._played.transcript.episode, self._played.transcript.answers
@@ -109,7 +109,9 @@ def _text(messages: list[Message]) -> str:
 def _tool(schema: Any) -> Any:
     function = schema["function"]
     given = function.get("parameters") or {"type": "object", "properties": {}}
-    return Tool(name=function["name"], description=function["description"], input_schema=given)
+    return _types().Tool(
+        name=function["name"], description=function["description"], input_schema=given
+    )
 
 
 def _end(episode: Episode) -> dict[str, Any]:
@@ -122,6 +124,9 @@ def _end(episode: Episode) -> dict[str, Any]:
 
 def make_app(parts: Parts, config: Config, most: int) -> Any:
     """Return the server of packs, which takes so many sessions at once. Raises UsageError, DataError."""
+    from openenv.core.env_server import Environment, create_app
+
+    types = _types()
     packs = parts.packs.values()
     for pack in packs:
         if pack.agent is not None:
@@ -136,10 +141,11 @@ def make_app(parts: Parts, config: Config, most: int) -> Any:
     chat = Chat(ByteTokenizer())
     policy = ScriptedPolicy((), chat.tokenizer, context_length=UNLIMITED)
     rollout = Rollout(policy, chat, parts.packs, config, sandbox=parts.sandbox, hooks=parts.hooks)
+    session: Any = type("PackSession", (PackEnvironment, Environment), {})
     return create_app(
-        partial(PackEnvironment, rollout.context, tasks),
-        CallToolAction,
-        CallToolObservation,
+        partial(session, rollout.context, tasks),
+        types.CallToolAction,
+        types.CallToolObservation,
         env_name="agentrl",
         max_concurrent_envs=most,
         mode="simulation",
