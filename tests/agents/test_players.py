@@ -11,6 +11,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import estimate
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.learning.update import Learner
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
@@ -166,7 +167,8 @@ async def test_the_running_means_are_saved_and_resumed_to_the_bit(
             settings |= {"algo": {"advantage": "rae"}, "train": {"steps": steps, "lr": 1e-2}}
             async with trainer_of(project, model, run=run, **settings) as trainer:
                 run = await trainer.train()
-                means: dict[str, float] = dict(trainer.learner.means)  # type: ignore[attr-defined]
+                assert isinstance(trainer.learner, Learner)
+                means = dict(trainer.learner.means)
                 rows = trainer.store.runs.steps(run.id)
         state = {k: v.clone() for k, v in trainer.loaded.model.state_dict().items()}
         found.append((means, state, [row["grad_norm"] for row in rows]))

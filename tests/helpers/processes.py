@@ -1,11 +1,12 @@
-"""What tests ask about other processes, through /proc."""
+"""Other processes: what tests ask about them, through /proc, and servers that run while a test does."""
 
 import asyncio
 import contextlib
+import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 
@@ -35,6 +36,23 @@ def commands(pattern: str) -> list[str]:
         with contextlib.suppress(OSError):
             found.append(path.read_bytes().decode("utf-8", "replace").replace("\0", " "))
     return [line for line in found if re.search(pattern, line) and "pytest" not in line]
+
+
+@contextlib.contextmanager
+def served(words: Sequence[str], **env: str) -> Iterator[str]:
+    """Yield the first line of a command that runs until SIGTERM, such as a server's address."""
+    with subprocess.Popen(
+        words,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
 
 
 def comes(condition: Callable[[], bool], lives: Callable[[], bool] = lambda: True) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
+from tests.helpers.processes import served
 from tests.helpers.programs import CHAT, episode_of, python_with
 
 ROOT = Path(__file__).parents[3]
@@ -74,20 +74,12 @@ asyncio.run(main())
 """
 
 
-@contextmanager
-def served(python: str, project: Path, token: str = "") -> Iterator[str]:
+def openenv_server(python: str, project: Path, token: str = "") -> AbstractContextManager[str]:
     """Yield the address of `agentrl tools serve --openenv` on a project, run by that interpreter."""
     words = "-m agentrl_cli tools serve --openenv --port 0 --project".split()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "AGENTRL_TOKEN": token}
     more = [] if token else ["--no-auth"]
-    with subprocess.Popen(
-        [python, *words, str(project), *more], env=env, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
+    given = {"PYTHONPATH": str(ROOT), "AGENTRL_TOKEN": token}
+    return served([python, *words, str(project), *more], **given)
 
 
 @pytest.fixture
@@ -110,7 +102,7 @@ async def test_by_two_clients_at_once(
 ) -> None:
     """64 sessions at once have their own task, state and reward; without the token none begins."""
     rows = project / "data" / "train.jsonl"
-    with served(python, project, "key") as url:
+    with openenv_server(python, project, "key") as url:
         words = [python, "-c", PLAY, url, "key", str(rows)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -141,7 +133,7 @@ def test_trl_trains_on_it(python: str, project: Path, tmp_path: Path) -> None:
     env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     out, base = tmp_path / "out", bundled_model()
     script = str(ROOT / "examples" / "openenv_trl.py")
-    with served(python, project) as url:
+    with openenv_server(python, project) as url:
         words = [python, script, url, "--model", str(base), "--steps", "1", "--out", str(out)]
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from agentrl_cli.commands import main
 from tests.helpers.cli import Cli
+from tests.helpers.processes import served
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -157,19 +158,10 @@ def test_steps_of_a_training_are_spans_of_one_trace(project: Path) -> None:
     assert "invoke_agent" in names
 
 
-@contextmanager
-def started(address: str, *words: str) -> Iterator[str]:
-    """Yield the first line of a command that runs until SIGTERM."""
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address}
+def started(address: str, *words: str) -> AbstractContextManager[str]:
+    """Yield the first line of a command that sends its spans to an address and runs until SIGTERM."""
     line = [sys.executable, "-m", "agentrl_cli", *words]
-    with subprocess.Popen(
-        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
+    return served(line, OTEL_EXPORTER_OTLP_ENDPOINT=address)
 
 
 def test_a_served_session_is_a_span(project: Path) -> None:
