@@ -97,7 +97,9 @@ def _shorten(settings: Path, steps: int | None) -> None:
 def _train(folder: Path, steps: int | None) -> None:
     """Train, or resume; if that fails, name the command that continues it."""
     process = train.ProcessOptions(resume=_cut_short(folder))
-    spread = {} if process.resume else spread_settings()  # one process keeps one core busy
+    sources, spread = open_project(folder).sources, spread_settings()
+    if process.resume or any(sources[key] != "default" for key in spread):
+        spread = {}  # else two processes sample: one keeps one core busy
     work = ModelOptions(project=folder, sets=[f"{key}={value}" for key, value in spread.items()])
     try:
         train.command(steps=steps, planned=PlanOptions(), process=process, work=work)

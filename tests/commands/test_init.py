@@ -14,6 +14,7 @@ from agentrl_cli.commands.init import NOT_COPIED
 from agentrl_cli.config import load_config
 from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.paths import find_pack, pack_names, packs_dir
+from agentrl_cli.registry.plugins import spread_settings
 from tests.helpers.cli import Cli
 
 
@@ -155,21 +156,6 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_is_one_command_and_continues_in_its_folder(cli: Cli, init: Cli) -> None:
-    (cli.folder / "full").mkdir()
-    (cli.folder / "full" / "file").touch()
-    cli("demo", "full", code=2, said="is not a project")
-    init("init", "echo-task", "small")
-    small: dict[str, object] = {
-        "rollout": {"prompts_per_step": 1, "group_size": 2},
-        "eval": {"limit": 1, "k": 1},
-    }
-    small |= {"train": {"eval_every": 1}, "task": {"packs": ["."], "limit": 4}}
-    (cli.folder / "small" / "agentrl.yaml").write_text(json.dumps(small))
-    out = cli("demo", "small", "--steps", "1", said=("step 1/1", "small is a project already"))
-    assert "agentrl replay best" in out
-
-
 def test_a_demo_that_ends_before_its_training_has_its_steps_the_next_time(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +184,13 @@ def failing(source):
 """
 
 
-def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(cli: Cli, init: Cli) -> None:
+def test_the_demo_is_one_command_and_cut_short_it_names_what_continues_it(
+    cli: Cli, init: Cli
+) -> None:
     """A failure that has nothing to do with isolation; the line that is printed runs, and so does the demo again."""
+    (cli.folder / "full").mkdir()
+    (cli.folder / "full" / "file").touch()
+    cli("demo", "full", code=2, said="is not a project")
     init("init", "echo-task", "my demo")
     project = cli.folder / "my demo"
     small: dict[str, object] = {
@@ -208,10 +199,15 @@ def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(cli: Cli,
         "eval": {"limit": 1, "k": 1},
         "train": {"eval_every": 3, "save_every": 1, "steps": 3},
         "remote": {"backend": "fails.py:failing"},
+        "cluster": {"worker_gpus": 0.5},
     }
     (project / "agentrl.yaml").write_text(json.dumps(small))
     (project / "fails.py").write_text(FAILING)
-    cli("demo", "my demo", code=1, said="broken on purpose")
+    if spread_settings():  # two processes, unless the project says otherwise
+        cli("demo", "my demo", code=2, said="a process takes whole GPUs")
+    small["cluster"] = {"worker_gpus": 0.5, "kind": "here"}
+    (project / "agentrl.yaml").write_text(json.dumps(small))
+    cli("demo", "my demo", code=1, said=("my demo is a project already", "broken on purpose"))
     assert "WEAK" not in cli.err
     line = cli.err.partition("It continues with: ")[2].splitlines()[0]
     (project / "fails.py").write_text(FAILING.replace("@1", "@2"))
@@ -219,5 +215,5 @@ def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(cli: Cli,
     assert done.returncode == 1, done.stderr
     assert "resumed at step 1" in done.stderr and "step 2/3" in done.stderr, done.stderr
     (project / "fails.py").write_text(FAILING.replace("@1", "@none"))
-    cli("demo", "my demo", said=("resumed at step 2", "step 3/3"))
-    assert "step 2/3" not in cli.err
+    out = cli("demo", "my demo", said=("resumed at step 2", "step 3/3"))
+    assert "step 2/3" not in cli.err and "agentrl replay best" in out

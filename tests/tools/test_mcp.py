@@ -24,17 +24,10 @@ pytest.importorskip("mcp")
 SERVER = '''
 import asyncio, os, sys
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.extension import Extension
 from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents
 
-class Reset(Extension):
-    identifier = "org.example/reset"
-
-    def settings(self):
-        return {"tool": "restart"}
-
-server = MCPServer("small", extensions=[Reset()] if "declare" in sys.argv else [])
-count = restarts = 0
+server = MCPServer("small")
+count = 0
 
 @server.tool()
 def add(a: int, b: int) -> str:
@@ -47,16 +40,6 @@ def step() -> str:
     global count
     count += 1
     return f"{count} {os.environ.get('MOOD', '')}"
-
-@server.tool()
-def restart() -> str:
-    """Begin again at 0; twice at most."""
-    global count, restarts
-    restarts += 1
-    if restarts > 2:
-        raise ValueError("worn out")
-    count = 0
-    return "ready"
 
 @server.tool()
 async def crawl(ctx: Context) -> str:
@@ -74,11 +57,6 @@ def fail() -> str:
     """Fail."""
     raise ValueError("no luck")
 
-@server.tool()
-def leave() -> str:
-    """Stop the server."""
-    os._exit(3)
-
 @server.tool(structured_output=False)
 def look():
     """Answer a resource and a link."""
@@ -87,26 +65,67 @@ def look():
     return [EmbeddedResource(type="resource", resource=text), link]
 
 if __name__ == "__main__":
-    with open("starts", "a") as starts:
-        starts.write("x")
-    if "die" in sys.argv:
-        print("no licence found", file=sys.stderr)
-        sys.exit(4)
     if sys.argv[-1].isdigit():
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:
         server.run()
 '''
+STUB = """
+import json, os, sys
+
+with open("starts", "a") as starts:
+    starts.write("x")
+if "die" in sys.argv:
+    sys.exit("no licence found")
+declared = {"extensions": {"org.example/reset": {"tool": "restart"}}} if "declare" in sys.argv else {}
+count = restarts = 0
+
+def listed(at):
+    if "endless" in sys.argv:
+        names, more = [f"t{at + n}" for n in range(50)], {"nextCursor": str(at + 50)}
+    else:
+        names, more = ["add", "step", "restart", "leave"], {}
+    return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names], **more}
+
+def called(name):
+    global count, restarts
+    if name == "leave":
+        os._exit(3)
+    if name == "restart":  # twice at most
+        restarts, count = restarts + 1, 0
+        return {"content": [{"type": "text", "text": "ready"}], "isError": restarts > 2}
+    count += 1
+    return {"content": [{"type": "text", "text": str(count)}]}
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    given = asked.get("params", {})
+    if asked["method"] == "initialize":
+        about = {"serverInfo": {"name": "small", "version": "1"}, "protocolVersion": given["protocolVersion"]}
+        result = {**about, "capabilities": {"tools": {}, **declared}}
+    elif asked["method"] == "tools/list" and "slow" not in sys.argv:
+        result = listed(int(given.get("cursor") or 0))
+    elif asked["method"] == "tools/call":
+        result = called(given["name"])
+    else:
+        if "id" in asked and "slow" not in sys.argv:
+            error = {"code": -32601, "message": "Method not found"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+"""The protocol in a process that starts at once; the package's own server takes a second."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "stub.py").write_text(STUB)
     return tmp_path
 
 
-def stdio(**more: Any) -> dict[str, Any]:
-    return {"command": sys.executable, "args": ["server.py"], **more}
+def stub(*args: str, **more: Any) -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["stub.py", *args], **more}
 
 
 def by_name(tools: list[Tool]) -> dict[str, Tool]:
@@ -114,11 +133,11 @@ def by_name(tools: list[Tool]) -> dict[str, Tool]:
 
 
 async def test_a_server_over_stdio(folder: Path) -> None:
-    """Calls, errors, a server for each episode, a long call that is cancelled with its progress, a loss."""
-    tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "good"}), folder))
-    assert list(tools) == [*"add step restart crawl fail leave look".split()] and all(
-        tool.external for tool in tools.values()
-    )
+    """Calls, errors, resources, and a long call that is cancelled with its progress."""
+    given = {"command": sys.executable, "args": ["server.py"], "env": {"MOOD": "good"}}
+    tools = by_name(mcp_tools("here", "small", given, folder))
+    assert list(tools) == ["add", "step", "crawl", "fail", "look"]
+    assert all(tool.external for tool in tools.values())
     assert tools["add"].schema["function"]["description"] == "Add two numbers."
     assert tools["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
     context = ToolContext()
@@ -130,43 +149,41 @@ async def test_a_server_over_stdio(folder: Path) -> None:
     failed = await tools["fail"].call(states["fail"], {})
     assert failed.error == "exception" and "fail" in failed.text
     assert (await tools["add"].call(states["add"], {"a": "x"})).error == "bad_arguments"
-    other = await tools["step"].create(ToolContext())
-    assert (await tools["step"].call(other, {})).text == "1 good", (
-        "another episode has a server of its own"
-    )
-    await tools["step"].release(other)
+    answer = await tools["look"].call(states["look"], {})
+    assert answer.text == "[resource memo://1]\nIt rains.\n[resource_link memo://2] two — The next."
     late = await tools["crawl"].call(states["crawl"], {}, timeout=1.5)
     assert late.error == "timeout" and late.text.endswith("Its last progress: 1 of 3, one of three")
     assert (await tools["step"].call(states["step"], {})).text == "101 good", "the server noticed"
-    with pytest.raises(EnvError, match="was lost"):
-        await tools["leave"].call(states["leave"], {})
-    again = await tools["add"].create(ToolContext())  # the next episode finds the server back
-    assert (await tools["add"].call(again, {"a": 1, "b": 1})).text == "2"
-    await tools["add"].release(again)
     for name, tool in tools.items():
         await tool.release(states[name])
 
 
-async def test_episodes_share_a_server_that_is_shared(folder: Path) -> None:
-    tool = by_name(mcp_tools("here", "small", stdio(session="shared"), folder))["step"]
-    states = [await tool.create(ToolContext()) for _ in range(2)]
-    assert [(await tool.call(state, {})).text for state in states] == ["1 ", "2 "]
+@pytest.mark.parametrize(("session", "seen"), [("episode", ["1", "1"]), ("shared", ["1", "2"])])
+async def test_episodes_have_a_server_of_their_own_unless_it_is_shared(
+    folder: Path, session: str, seen: list[str]
+) -> None:
+    """One that is lost ends its episode, and the next finds it back."""
+    tools = by_name(mcp_tools("here", "small", stub(session=session), folder))
+    states = [await tools["step"].create(ToolContext()) for _ in seen]
+    assert [(await tools["step"].call(state, {})).text for state in states] == seen
+    with pytest.raises(EnvError, match="was lost"):
+        await tools["leave"].call(states[0], {})
     for state in states:
-        await tool.release(state)
+        await tools["step"].release(state)
+    again = await tools["step"].create(ToolContext())
+    assert (await tools["step"].call(again, {})).text == "1"
+    await tools["step"].release(again)
 
 
 async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -> None:
     """A reset that fails starts another server; a lost one is not used again; the tool is not offered."""
     from mcp_types import ServerCapabilities
 
-    given = stdio(env={"MOOD": "x"})
     before = ServerCapabilities(experimental={"reset": {"tool": "restart"}})
     assert reset_tools(before) == ["restart"] and reset_tools(ServerCapabilities()) == []
-    assert "restart" not in by_name(
-        mcp_tools("here", "small", given | {"reset": "restart"}, folder)
-    )
+    assert "restart" not in by_name(mcp_tools("here", "small", stub(reset="restart"), folder))
     (folder / "starts").unlink()
-    tools = by_name(mcp_tools("here", "small", given | {"args": ["server.py", "declare"]}, folder))
+    tools = by_name(mcp_tools("here", "small", stub("declare"), folder))
     assert "restart" not in tools
     seen = []
     for episode in range(5):
@@ -179,7 +196,7 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
                 await tools["leave"].call(other, {})
         await tools["step"].release(state)
         await tools["leave"].release(other)
-    assert [text for _, text in seen] == ["1 x"] * 5
+    assert [text for _, text in seen] == ["1"] * 5
     assert len({place for place, _ in seen[:4]}) == 1, "one connection, whose third reset failed"
     link: Any = tools["step"]
     idle: list[Connection] = [one for waiting in link.link._idle.values() for one in waiting]
@@ -189,87 +206,51 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
     )
     await idle[0].close()
     with pytest.raises(ConfigError, match="nowhere"):
-        mcp_tools("here", "small", stdio(reset="nowhere"), folder)
+        mcp_tools("here", "small", stub(reset="nowhere"), folder)
 
 
-async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:
+async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Path) -> None:
     given = {
-        "a": stdio(tools=["look"], prefix="a_", session="episode"),
-        "b": stdio(tools=["look", "add"]),
+        "a": stub(tools=["step"], prefix="a_", session="episode"),
+        "b": stub(tools=["step", "add"]),
     }
     tools = by_name(load_tools([{"mcp": given}], folder))
-    assert (
-        list(tools) == ["a_look", "look", "add"]
-        and tools["a_look"].schema["function"]["name"] == "a_look"
-    )
-    state = await tools["a_look"].create(ToolContext())
-    answer = await tools["a_look"].call(state, {})
-    assert answer.text == "[resource memo://1]\nIt rains.\n[resource_link memo://2] two — The next."
-    await tools["a_look"].release(state)
+    assert list(tools) == ["a_step", "step", "add"]
+    assert tools["a_step"].schema["function"]["name"] == "a_step"
+    state = await tools["a_step"].create(ToolContext())
+    assert (await tools["a_step"].call(state, {})).text == "1"
+    await tools["a_step"].release(state)
     with pytest.raises(ConfigError, match="'ad'") as caught:
-        mcp_tools("here", "small", stdio(tools=["ad"]), folder)
+        mcp_tools("here", "small", stub(tools=["ad"]), folder)
     assert "add" in (caught.value.hint or "")
-
-
-def test_a_server_that_dies_is_quoted(folder: Path) -> None:
-    with pytest.raises(EnvError, match=r"last lines of its stderr:\n  no licence found"):
-        mcp_tools(
-            "here", "small", {"command": sys.executable, "args": ["server.py", "die"]}, folder
-        )
-
-
-async def test_a_file_of_servers_with_a_selection(folder: Path) -> None:
-    (folder / "servers.json").write_text(json.dumps({"mcpServers": {"small": stdio()}}))
-    entry = {
-        "config": {"type": "mcp"},
-        "mcp": {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["add"]},
-    }
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": {"small": stub()}}))
+    chosen = {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["add"]}
+    entry = {"config": {"type": "mcp"}, "mcp": chosen}
     assert [tool.name for tool in load_tools([entry], folder)] == ["add"]
-    entry["mcp"] = {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["ad"]}
+    chosen["tool_selected_list"] = ["ad"]
     with pytest.raises(ConfigError, match="the servers have no ad"):
         load_tools([entry], folder)
 
 
-def test_servers_that_cannot_be_reached(folder: Path) -> None:
-    for given in ({"command": "no-such-command"}, {"url": "http://127.0.0.1:9/mcp"}):
-        with pytest.raises(EnvError, match="small cannot be reached"):
-            mcp_tools("here", "small", {**given, "start_timeout": 5}, folder)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (stub("die"), r"last lines of its stderr:\n  no licence found"),
+        ({"command": "no-such-command"}, "small cannot be reached"),
+        ({"url": "http://127.0.0.1:9/mcp", "start_timeout": 5}, "small cannot be reached"),
+        (stub("endless"), "small lists no tools: it has more than 2000"),
+    ],
+)
+def test_servers_that_cannot_be_used(folder: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(EnvError, match=said):
+        mcp_tools("here", "small", given, folder)
 
 
-ENDLESS = """
-import sys
-import anyio
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
-from mcp_types import ListToolsResult, Tool
-
-async def listed(ctx, params):
-    at = int((params.cursor if params else None) or 0)
-    if "slow" in sys.argv:
-        await anyio.sleep_forever()
-    tools = [Tool(name=f"t{at + n}", inputSchema={"type": "object"}) for n in range(50)]
-    return ListToolsResult(tools=tools, nextCursor=str(at + 50))
-
-server = Server("endless", on_list_tools=listed)
-
-async def main():
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
-
-anyio.run(main)
-"""
-
-
-def test_a_server_is_not_listed_for_ever(folder: Path) -> None:
-    (folder / "endless.py").write_text(ENDLESS)
-    with pytest.raises(EnvError, match="endless lists no tools: it has more than 2000"):
-        mcp_tools("here", "endless", {"command": sys.executable, "args": ["endless.py"]}, folder)
-    for args in (["endless.py", "slow"], ["-c", "while True: input()"]):
-        given = {"command": sys.executable, "args": args, "start_timeout": 2.5}
-        with pytest.raises(
-            EnvError, match=r"slow (?:lists no tools|cannot be reached): it took .* 2\.5 s"
-        ) as late:
-            mcp_tools("here", "slow", given, folder)
+def test_a_server_is_not_waited_for_for_ever(folder: Path) -> None:
+    said = r"slow (?:lists no tools|cannot be reached): it took .* 2\.5 s"
+    for given in (stub("slow"), {"command": sys.executable, "args": ["-c", "while True: input()"]}):
+        with pytest.raises(EnvError, match=said) as late:
+            mcp_tools("here", "slow", given | {"start_timeout": 2.5}, folder)
         assert "start_timeout: 5}" in late.value.hint
 
 

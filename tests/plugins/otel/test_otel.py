@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
+from agentrl_cli.plugins.otel.spans import ADDRESSES, tracer
 from tests.helpers.cli import Cli
 from tests.helpers.processes import served
 
@@ -74,29 +73,31 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rollout(project: Path, address: str, *more: str) -> None:
-    words = [
-        "-m",
-        "agentrl_cli",
-        "rollout",
-        "-n",
-        "12",
-        "-g",
-        "1",
-        "--project",
-        str(project),
-        *more,
-    ]
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address}
-    subprocess.run([sys.executable, *words], env=env, check=True, capture_output=True)
+@pytest.fixture
+def agentrl(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a command of the project, whose spans go to an address and have arrived when it returns."""
+    tracer.cache_clear()
+
+    def run(address: str, *words: str) -> None:
+        monkeypatch.setenv(ADDRESSES[0], address)
+        cli(*words, "--project", str(project))
+        if tracer.cache_info().currsize:
+            tracer().span_processor.shutdown()  # as at the end of a process
+            tracer.cache_clear()
+
+    return run
+
+
+ROLLOUT = ("rollout", "-n", "12", "-g", "1")
+CONTENT = ("--otel", "--set", "telemetry.content=true")
 
 
 def test_spans_of_a_rollout_come_back_as_its_episodes(
-    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    project: Path, agentrl: Callable[..., None], cli: Cli, tmp_path: Path
 ) -> None:
     """Agent, calls and tools with usage and rewards; with content, a secret masked, they are the same conversation."""
     with collector() as (address, got):
-        rollout(project, address, "--otel", "--set", "telemetry.content=true")
+        agentrl(address, *ROLLOUT, *CONTENT)
     spans = spans_of(got)
     kinds = [span["is"]["gen_ai.operation.name"] for span in spans]
     assert kinds.count("invoke_agent") == 12 and {"chat", "execute_tool"} < {*kinds}
@@ -107,7 +108,6 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
     chat = next(span for span in spans if span["is"]["gen_ai.operation.name"] == "chat")
     assert int(chat["is"]["gen_ai.usage.output_tokens"]) > 0
     (tmp_path / "got.jsonl").write_text("\n".join(map(json.dumps, got)))
-    cli = Cli(capsys, tmp_path)
     ids = cli.json("import", "otlp", "got.jsonl", "--db", "in.db")["episodes"]
     theirs = [cli.json("show", one, "--db", "in.db") for one in ids]
     names = [span["is"]["gen_ai.conversation.id"] for span in roots.values()]
@@ -121,30 +121,27 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
     assert sorted(map(said, theirs), key=str) == sorted(map(said, ours), key=str)
 
 
-def test_nothing_is_sent_unasked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_sent_unasked(
+    project: Path, agentrl: Callable[..., None], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An address alone sends nothing, spans without content hold no text, and a missing address is said."""
     with collector() as (address, got):
-        rollout(project, address)
+        agentrl(address, *ROLLOUT)
         assert not got
-        rollout(project, address, "--set", "telemetry.spans=true")
+        agentrl(address, *ROLLOUT, "--set", "telemetry.spans=true")
     texts = json.dumps(got)
     assert "gen_ai.usage" in texts and "messages" not in texts and "arguments" not in texts
-    said = "telemetry.spans has no collector"
-    Cli(capsys, project)("rollout", "-n", "1", "--otel", code=2, said=said)
+    monkeypatch.delenv(ADDRESSES[0])
+    cli.folder = project
+    cli("rollout", "-n", "1", "--otel", code=2, said="telemetry.spans has no collector")
 
 
-def run_agentrl(address: str, *words: str) -> None:
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address}
-    line = [sys.executable, "-m", "agentrl_cli", *words]
-    subprocess.run(line, env=env, check=True, capture_output=True)
-
-
-def test_steps_of_a_training_are_spans_of_one_trace(project: Path) -> None:
+def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]) -> None:
     """A span for each step, with its reward and its time, inside that of the run; episodes are traces of their own."""
     small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1", "train.eval=0"]
     sets = [word for one in small for word in ("--set", one)]
     with collector() as (address, got):
-        run_agentrl(address, "train", "--otel", "--project", str(project), *sets)
+        agentrl(address, "train", "--otel", *sets)
     spans = spans_of(got)
     run = next(span for span in spans if span["name"].startswith("train "))
     steps = [span for span in spans if span["name"] == "train_step"]
@@ -160,38 +157,36 @@ def test_steps_of_a_training_are_spans_of_one_trace(project: Path) -> None:
 
 def started(address: str, *words: str) -> AbstractContextManager[str]:
     """Yield the first line of a command that sends its spans to an address and runs until SIGTERM."""
-    line = [sys.executable, "-m", "agentrl_cli", *words]
-    return served(line, OTEL_EXPORTER_OTLP_ENDPOINT=address)
+    return served([sys.executable, "-m", "agentrl_cli", *words], **{ADDRESSES[0]: address})
 
 
 def test_a_served_session_is_a_span(project: Path) -> None:
-    """`serve --record --otel` sends each session when it ends; without --otel nothing."""
+    """`serve --record --otel` sends each session when it ends, the last when the process does."""
     import httpx2
 
     said = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
-    for flag in ("--otel", "--record"):
-        with collector() as (address, got):
-            words = ["serve", "--record", flag, "--model", "scripted", "--alias", "*"]
-            with started(address, *words, "--port", "0", "--project", str(project)) as url:
-                place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
-                answer = httpx2.post(place, json=said, timeout=None)
-                assert answer.status_code == 200, answer.text
-        names = [span["is"].get("gen_ai.operation.name") for span in spans_of(got)]
-        assert sorted(names) == (["chat", "invoke_agent"] if flag == "--otel" else [])
+    words = ["serve", "--record", "--otel", "--model", "scripted", "--alias", "*", "--port", "0"]
+    with collector() as (address, got), started(address, *words, "--project", str(project)) as url:
+        place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
+        answer = httpx2.post(place, json=said, timeout=None)
+        assert answer.status_code == 200, answer.text
+    names = [span["is"].get("gen_ai.operation.name") for span in spans_of(got)]
+    assert sorted(names) == ["chat", "invoke_agent"]
 
 
 def test_the_receiver_takes_what_the_sdk_sends(
-    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    agentrl: Callable[..., None],
+    project: Path,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spans of a rollout, sent by the real exporter as gzipped protobuf, are its episodes again."""
     db = str(tmp_path / "in.db")
-    os.environ["OTEL_EXPORTER_OTLP_COMPRESSION"] = "gzip"
-    try:
-        with started("", "import", "otlp", "--listen", "0", "--db", db) as url:
-            rollout(project, url, "--otel", "--set", "telemetry.content=true")
-    finally:
-        del os.environ["OTEL_EXPORTER_OTLP_COMPRESSION"]
-    cli = Cli(capsys, project)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    with started("", "import", "otlp", "--listen", "0", "--db", db) as url:
+        agentrl(url, *ROLLOUT, *CONTENT)
+    cli.folder = project
     ours = cli.json("ls", "--run", "last", "--limit", "99")
     theirs = cli.json("ls", "--db", db, "--limit", "99")
     assert len(theirs) == 12
