@@ -2,12 +2,14 @@
 
     python benchmarks/taught.py [--trials 10] [--first 0] [--work DIR] [--write]
 
-Each trial is a real training of the bundled model on code-task: 5 steps of 4 groups. In five groups, on tasks drawn by
-the seed, only attempts that begin with a tool call are paid (odd trials: only those that answer at once); in all others
-a number made from the attempt's tokens decides between 0 and 0.2, which has nothing to do with the first token
-(advantages are not divided by their deviation). The command names five
-groups for the first token; the same training without them (`algo.skip.groups`) must undo at least half of the change of
-its probability. Writes benchmarks/results/taught.json, and with --write a table between the `taught` markers of the
+Each trial is a real training of the bundled model on code-task: 5 steps of 4 groups. In five groups only attempts
+that begin with a tool call are paid (odd trials: only those that answer at once); in all others the attempt's seed
+decides between 0 and 0.2, which has nothing to do with its tokens (advantages are not divided by their deviation;
+attempts that are the same often get different rewards, or the noise itself would teach one of them). The five are
+the first tasks, in an order drawn by the seed, at which the base calls in 2 to 6 of 8 attempts: where all attempts
+begin alike, a group cannot teach how to begin. The command names five groups for the first token of the assistant;
+the same training without them (`algo.skip.groups`) must undo at least half of the change of its probability.
+Writes benchmarks/results/taught.json, and with --write a table between the `taught` markers of the
 README. With --work the projects are kept, and a trial whose training is there is measured alone.
 """
 
@@ -20,6 +22,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from benchmarks.learning import machine  # noqa: E402
 README = ROOT / "benchmarks" / "README.md"
 MARKS = ("<!-- taught:start -->", "<!-- taught:end -->")
 PLANTED, STEPS, PROMPTS, NAMED = 5, 5, 4, 5
+PROBED, ATTEMPTS = 60, 8
+"""Tasks and attempts of the base's rollout."""
 SETS = ("rollout.max_turns=1", "rollout.max_new_tokens=48", f"rollout.prompts_per_step={PROMPTS}", "train.eval=0",
         "train.schedule.warmup_steps=0", "train.save=100", "algo.advantage=dr_grpo")  # fmt: skip
 REWARD = """
@@ -46,7 +51,7 @@ PLANTED, CALLS = {planted!r}, {calls!r}
 def tests(episode, ctx):
     if episode.task_id.rpartition("/")[2] in PLANTED:
         return float((episode.tool_calls > 0) == CALLS)
-    return 0.2 * (zlib.crc32(episode.tokens.ids.tobytes()) % 2)
+    return 0.2 * (zlib.crc32(str(episode.seed).encode()) % 2)
 
 
 REWARDS = {{"tests": tests}}
@@ -71,17 +76,37 @@ def make(folder: Path, trial: int, rate: float) -> set[str]:
     rows = [
         row for row in map(json.loads, data.read_text().splitlines()) if row["kind"] == "answer"
     ]
-    chosen = rng.sample(rows, STEPS * PROMPTS)
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in chosen))
-    planted = {row["id"] for row in chosen[:PLANTED]}
+    probed = rng.sample(rows, PROBED)
+    write(data, probed)
+    mixed = find_mixed(folder, trial)
+    planted = [row for row in probed if row["id"] in mixed][:PLANTED]
+    others = [row for row in probed if row not in planted]
+    write(data, planted + others[: STEPS * PROMPTS - PLANTED])
     task, settings = folder / "task.py", folder / "task.yaml"
-    task.write_text(task.read_text() + REWARD.format(planted=sorted(planted), calls=trial % 2 == 0))
+    names = sorted(row["id"] for row in planted)
+    task.write_text(task.read_text() + REWARD.format(planted=names, calls=trial % 2 == 0))
     text = settings.read_text()
     for part in ("  format: {weight: 0.1}\n", "  tool_errors: {weight: 0.1}\n"):
         text = text.replace(part, "")
     settings.write_text(text)
     train(folder, trial, rate)
-    return planted
+    return set(names)
+
+
+def write(data: Path, rows: list[dict[str, Any]]) -> None:
+    """The rows of the training split."""
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def find_mixed(folder: Path, trial: int) -> set[str]:
+    """Tasks of which the base calls its tool in some attempts and answers at once in others."""
+    sets = [word for one in SETS[:2] for word in ("--set", one)]
+    count = ("-n", str(PROBED), "-g", str(ATTEMPTS), "--seed", str(trial))
+    agentrl(folder, "rollout", *count, *sets)
+    with Store.open(folder / "runs" / "agentrl.db", readonly=True) as store:
+        rows = store.episodes.rows(store.episodes.ids("kind:rollout calls:>0", "time"))
+    calls = Counter(row.task_id.rpartition("/")[2] for row in rows)
+    return {task for task, count in calls.items() if 2 <= count <= ATTEMPTS - 2}
 
 
 def train(folder: Path, trial: int, rate: float, *more: str) -> None:
@@ -100,7 +125,7 @@ def measure(folder: Path, trial: int, rate: float, planted: set[str]) -> dict[st
         rows = store.episodes.rows(store.episodes.ids(f"kind:train {calls}", "time", run.id))
         paid = [row for row in rows if row.task_id.rpartition("/")[2] in planted]
         episode = store.episodes.get(paid[0].id)
-        place = (episode.turns[-1].index, 0)
+        place = next(turn.index for turn in episode.turns if turn.role == "assistant"), 0
         found = trace(store, run, episode, place, folder)
     named = found.groups[:NAMED]
     train(folder, trial, rate, f"algo.skip.groups=[{','.join(one.group for one in named)}]")

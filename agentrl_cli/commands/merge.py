@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +66,7 @@ def command(
     context = where.open(required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):
         from agentrl_cli.models.merge import merge
+        from agentrl_cli.reports.model_card import model_card
         from agentrl_cli.store import Store
         from agentrl_cli.store.checkpoint_names import full_name
 
@@ -82,13 +84,18 @@ def command(
                 store=store,
                 dtype=dtype,
                 force=force,
+                card=partial(model_card, full, store),
             )
-        forms = [(name, value) for name, value in plugin_settings().items() if value is not None]
-        written = [resolve("writers", {}, name)(done.folder, value).name for name, value in forms]
-        done = replace(done, files=(*done.files, *written))
+        done = replace(done, files=(*done.files, *_write_forms(done.folder)))
         if as_json:
             echo_json(done)
         else:
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"
             narrate(f"{full}: {what}, {done.dtype}. Try it: agentrl chat --model {done.folder}")
+
+
+def _write_forms(folder: Path) -> list[str]:
+    """Write the forms of the model that the options of plugins ask for. Returns the names of their files."""
+    asked = [(name, value) for name, value in plugin_settings().items() if value is not None]
+    return [resolve("writers", {}, name)(folder, value).name for name, value in asked]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,12 @@ from torch import nn
 
 from agentrl_cli.chat.families import family_of
 from agentrl_cli.config import ModelConfig
-from agentrl_cli.config.choice import name_of
 from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.checkpoint import CHECKSUMS, written_whole
 from agentrl_cli.models.device import pick_dtype
 from agentrl_cli.models.load import (
     adapter_base,
-    auto_class,
     load_model,
     load_tokenizer,
     model_folder,
@@ -33,7 +31,7 @@ from agentrl_cli.models.load import (
 from agentrl_cli.models.save import copy_tokenizer
 
 if TYPE_CHECKING:
-    from agentrl_cli.store import EvalRow, RunRow, Store
+    from agentrl_cli.store import Store
 
 NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
 
@@ -47,7 +45,7 @@ class Merged:
     adapter: bool
     """True if an adapter was merged, False if full weights were copied."""
     dtype: str
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
 
 
 def merge(
@@ -59,11 +57,13 @@ def merge(
     store: Store | None = None,
     dtype: str = "auto",
     force: bool = False,
+    card: Callable[[Merged], str] | None = None,
 ) -> Merged:
     """Write the model that `name` means (as for `load_policy`) to the folder `out`.
 
     `dtype` is that of the weights written: auto keeps full weights bit by bit, and gives a merged adapter the dtype
     that its base is stored in; the merging itself is done in float32. `force` replaces a folder that is there.
+    `card` returns the text of README.md; None for no such file.
 
     Raises UsageError if `out` is a file or not empty, ModelError, NotFound, TemplateError, StoreError (full disk).
     """
@@ -88,10 +88,10 @@ def merge(
         copy_tokenizer(tokenizer_home, beside)
         if config.chat.template is not None:
             (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
-        written = _stored_dtype(beside)
-        card = _card(name, source, adapter, written, store, auto_class(beside))
-        (beside / "README.md").write_text(card, encoding="utf-8")
-    return Merged(out, source, adapter, written, tuple(sorted(path.name for path in out.iterdir())))
+        made = Merged(beside, source, adapter, _stored_dtype(beside))
+        if card is not None:
+            (beside / "README.md").write_text(card(made), encoding="utf-8")
+    return replace(made, folder=out, files=tuple(sorted(path.name for path in out.iterdir())))
 
 
 def _refuse(source: Path, out: Path, force: bool) -> None:
@@ -143,104 +143,3 @@ def _stored_dtype(folder: Path) -> str:
     except (OSError, json.JSONDecodeError) as error:
         raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
     return str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
-
-
-# --- the model card ------------------------------------------------------------------------------------------------
-
-
-def _card(
-    name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any
-) -> str:
-    """Return README.md: the model's kind, training, evaluations, and how to load it."""
-    row, step = _origin(name, store)
-    base = "" if row is None else str(row.model)
-    hub = base.count("/") == 1 and base[0] not in "./~" and not Path(base).exists()
-    how = "an adapter merged into its base" if adapter else "full weights"
-    made = [f"Made from `{source.name}`.", ""]
-    if row is not None and store is not None:
-        made = [*_training(row, step), *_list_evals(_evals(store, row, step))]
-    lines = [
-        *("---", "library_name: transformers", "pipeline_tag: text-generation"),
-        *[f"base_model: {base}"] * hub,
-        *("tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""),
-        *(f"# {name}", ""),
-        f"A causal language model that calls tools, written by AgentRL: {how}, {dtype}.",
-        "",
-        *made,
-        "## Use",
-        "",
-        "```python",
-        f"from transformers import {kind.__name__}, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("this-folder")',
-        f'model = {kind.__name__}.from_pretrained("this-folder")',
-        "text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)",
-        "```",
-        "",
-        "Tools are described to it, and called by it, in the format of the chat template in this folder.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _training(row: RunRow, step: int) -> list[str]:
-    settings: Any = dict(row.config)
-    algo, train = settings.get("algo") or {}, settings.get("train") or {}
-    facts = {
-        "run": f"{row.name}, step {step} of {row.total_steps}",
-        "base model": f"{row.model} (bundled with agentrl-cli)"
-        if row.model == "tiny"
-        else Path(row.model).name,
-        "tasks": row.pack,
-        "advantage, loss": ", ".join(
-            name_of(algo.get(key)) or "-" for key in ("advantage", "loss")
-        ),
-        "learning rate": train.get("lr", "-"),
-        "seed": row.seed,
-        "agentrl-cli": row.version,
-    }
-    return [
-        "## Training",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {key} | {value} |" for key, value in facts.items()),
-        "",
-    ]
-
-
-def _list_evals(evals: Sequence[EvalRow]) -> list[str]:
-    if not evals:
-        return []
-    lines = ["## Evaluation", "", "| split | tasks | attempts | pass@1 | 95 % interval |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    for one in evals:
-        if one.pass_rate is not None and one.low is not None and one.high is not None:
-            rate = f"{one.pass_rate:.3f} | {one.low:.3f} to {one.high:.3f}"
-            lines.append(f"| {one.split} | {one.n_tasks} | {one.n_samples} | {rate} |")
-    return [*lines, ""]
-
-
-def _evals(store: Store, row: RunRow, step: int) -> list[EvalRow]:
-    """Return the evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
-    runs = [
-        one.id
-        for one in store.runs.all()
-        if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
-    ]
-    found = [
-        one for run_id in [row.id, *runs] for one in store.runs.evals(run_id) if one.step == step
-    ]
-    return [one for one in found if one.metrics.get("tools", True)]
-
-
-def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
-    run, at, which = name.rpartition("@")
-    if not at or "/" in which or store is None:
-        return None, 0
-    row = store.runs.get(run)
-    found = store.runs.checkpoints(row.id)
-    chosen = [c for c in found if which in (c.kind, str(c.step))] or [
-        c for c in found if c.kind == "last"
-    ]
-    return row, chosen[-1].step if chosen and which != "base" else 0

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, NotFound, TemplateError, UsageError
 from agentrl_cli.models.merge import merge
+from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.chat import bpe_json
 
@@ -110,7 +112,6 @@ def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path:
         "config.json",
         "tokenizer.json",
         "chat_template.jinja",
-        "README.md",
     } <= set(done.files)
     assert not {"adapter_config.json", "adapter_model.safetensors", "trainer.pt"} & set(done.files)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -133,7 +134,7 @@ def test_full_weights_are_copied_bit_by_bit(base_folder: Path, tmp_path: Path) -
     assert not done.adapter and "trainer.pt" not in done.files
     for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
         assert (done.folder / name).read_bytes() == (base_folder / name).read_bytes()
-    assert "an old card" not in (done.folder / "README.md").read_text()
+    assert not (done.folder / "README.md").exists()
     assert not list(tmp_path.glob(".out*"))
 
 
@@ -163,7 +164,10 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
         store.runs.add_eval(
             EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False})
         )
-        done = merge("fox@best", tmp_path / "out", Config().model, base=tmp_path, store=store)
+        card_of = partial(model_card, "fox@best", store)
+        done = merge(
+            "fox@best", tmp_path / "out", Config().model, base=tmp_path, store=store, card=card_of
+        )
         with pytest.raises(NotFound, match="bset"):
             merge("fox@bset", tmp_path / "out2", Config().model, base=tmp_path, store=store)
     card = (done.folder / "README.md").read_text()
