@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import os
+import re
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
 from agentrl_cli.types import Episode, Origin, Outcome, Tokens
-from tests.helpers.train import write_model
+from tests.helpers.cli import Cli
+from tests.helpers.processes import comes
+from tests.helpers.train import Started, start, write_model
 
 TOOL = {
     "type": "function",
@@ -238,25 +240,23 @@ async def test_sessions_are_recorded_as_episodes(tmp_path: Path) -> None:
         assert not np.isnan(episode.tokens.logp_policy[episode.tokens.trained_mask]).any()
 
 
-SERVE = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted"]
-
-
-def recording(folder: Path) -> tuple[subprocess.Popen[str], str]:
+def recording(folder: Path) -> tuple[Started, str]:
     """A server that records into `folder`, and its address."""
-    command = [*SERVE, "--port", "0", "--record", "--db", str(folder / "a.db")]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
-    assert process.stdout is not None
-    base = process.stdout.readline().strip()
-    assert base.startswith("http://127.0.0.1:") and base.endswith("/v1")
-    return process, base.removesuffix("/v1")
+    words = ("--model", "scripted", "--port", "0", "--record", "--db", "a.db")
+    server = start(folder, "serve", *words)
+    assert comes(
+        lambda: server.log.is_file() and "/v1\n" in server.log.read_text(), server.process.is_alive
+    )
+    base = re.search(r"^(http://127\.0\.0\.1:\d+)/v1$", server.log.read_text(), re.MULTILINE)
+    assert base is not None
+    return server, base[1]
 
 
 def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Path) -> None:
     """A call's turns before its answer, the end before that; and what was open does not run for ever."""
     body = {"messages": [{"role": "user", "content": "Hi."}]}
     db = tmp_path / "a.db"
-    process, base = recording(tmp_path)
+    server, base = recording(tmp_path)
     try:
         for key in ("open", "over"):
             answer = httpx2.post(f"{base}/e/{key}/v1/chat/completions", json=body, timeout=None)
@@ -274,8 +274,8 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
             httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=None).status_code == 200
         )
     finally:
-        process.kill()
-        process.communicate()
+        server.process.kill()
+        server.end()
     with Store.open(db, readonly=True) as store:
         found = {
             row.task_id: store.episodes.get(row.id)
@@ -284,19 +284,18 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
     assert {key: len(episode.turns) for key, episode in found.items()} == {"open": 2, "over": 2}
     assert (found["over"].outcome, found["over"].reward) == (Outcome.SOLVED, 1.0)
     assert found["open"].outcome is None and (status(db).running, status(db).interrupted) == (0, 1)
-    process, _ = recording(tmp_path)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 0 and "Traceback" not in err, err
+    server.log.unlink()
+    server, _ = recording(tmp_path)
+    os.kill(server.process.pid, signal.SIGINT)
+    code, output = server.end()
+    assert code == 0 and "Traceback" not in output, output
     assert (status(db).running, status(db).interrupted, status(db).rows["live"]) == (0, 0, 0)
     with Store.open(db, readonly=True) as store:
         assert store.episodes.get(found["open"].id).outcome is Outcome.CANCELLED
 
 
-def test_other_machines_need_a_token(tmp_path: Path) -> None:
-    command = [*SERVE, "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2 and "a token is needed" in done.stderr
+def test_other_machines_need_a_token(cli: Cli) -> None:
+    cli("serve", "--model", "scripted", "--host", "0.0.0.0", code=2, said="a token is needed")
 
 
 async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:

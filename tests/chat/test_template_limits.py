@@ -48,8 +48,8 @@ HOSTILE = {
     "output": (BIG + "{% for i in range(99999) %}{{ x }}{% endfor %}", "a text of more"),
     "replace": (BIG + "{{ x.replace('a', x)|length }}", "a text of more"),
     "the filter replace": (BIG + "{{ x|replace('a', x)|length }}", "a text of more"),
-    "join": (BIG + "{{ x.join(range(99999)|map('string'))|length }}", "a text of more"),
-    "the filter join": (BIG + "{{ range(99999)|join(x)|length }}", "a text of more"),
+    "join": (BIG + "{{ x.join(range(999)|map('string'))|length }}", "a text of more"),
+    "the filter join": (BIG + "{{ range(999)|join(x)|length }}", "a text of more"),
     "center": ("{{ 'a'.center(10**10) }}", "a text of more"),
     "the filter center": ("{{ 'a'|center(10**10) }}", "more than"),
     "zfill": ("{{ 'a'.zfill(10**10)|length }}", "a text of more"),
@@ -88,23 +88,18 @@ def test_a_template_that_does_too_much_is_refused_in_a_sentence(
     )
 
 
-def test_loading_such_a_model_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that behaves until a tool is called is refused then; the others when the model is loaded."""
-    monkeypatch.setattr(template_limits, "MOST_STEPS", MOST_STEPS // 10)
-    with pytest.raises(TemplateError, match="steps"):
-        Chat(ByteTokenizer(HOSTILE["loops"][0]))
-
-
-def test_a_name_of_the_template_hides_no_count() -> None:
-    """Under the real limit."""
+def test_counting_is_by_rendering_and_hidden_by_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose template does too much does not load either."""
+    assert MOST_STEPS <= 2_000_000, "a few seconds"
+    most = MOST_STEPS // 10
+    monkeypatch.setattr(template_limits, "MOST_STEPS", most)
     hides = "{% set environment = 1 %}{% set step = 1 %}{% macro joined() %}{% endmacro %}"
     with pytest.raises(TemplateError, match="steps"):
         ChatTemplate(hides + HOSTILE["loops"][0]).render(HI)
-
-
-def test_each_rendering_is_counted_alone() -> None:
-    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}")
-    for _ in range(MOST_STEPS // 99999 + 2):
+    with pytest.raises(TemplateError, match="steps"):
+        Chat(ByteTokenizer(HOSTILE["loops"][0]))
+    template = ChatTemplate("{% for i in range(9999) %}{% endfor %}{{ messages[0].content }}")
+    for _ in range(most // 9999 + 2):
         assert template.render(HI) == HI[0]["content"]
 
 

@@ -6,7 +6,6 @@ Where the templates were not fetched these tests skip (tests/helpers/template.py
 
 import json
 import re
-from collections.abc import Collection
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -221,8 +220,21 @@ def written(chat: Chat, message: Message, whole: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
+async def test_calls_come_back_and_turns_are_appended_as_the_template_writes_them(
+    name: str,
+) -> None:
+    """In one test each, since finding out what a template does takes most of the time."""
+    await check_template(name)
+
+
+async def check_template(name: str) -> None:
+    """Check its calls, its turns, and an episode by the real loop; or that it is refused with the reason."""
     check_calls(name)
+    if name in NO_END:
+        return
+    check_appended(name)
+    if not any(name in names for names in REFUSED.values()):
+        await check_episode(name)
 
 
 def check_calls(name: str) -> None:
@@ -257,11 +269,6 @@ def check_calls(name: str) -> None:
         assert (
             short in PARTS or found.content.endswith(text) or text not in shown
         )  # many drop the text beside a call
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_END])
-def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does(name: str) -> None:
-    check_appended(name)
 
 
 def check_appended(name: str) -> None:
@@ -302,19 +309,8 @@ def check_appended(name: str) -> None:
     ), report
 
 
-def list_played(names: Collection[str]) -> list[str]:
-    """Templates whose turns can be appended."""
-    refused = {*NO_END, *(one for names in REFUSED.values() for one in names)}
-    return sorted({*names} - refused)
-
-
 LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
 """It finds a result's tool by its call, and a malformed call, or one with a repeated id, does not count."""
-
-
-@pytest.mark.parametrize("name", list_played(NAMES))
-async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> None:
-    await check_episode(name)
 
 
 async def check_episode(name: str) -> None:

@@ -254,6 +254,7 @@ def agentrl_process(
     os.dup2(file, 2)
     if before is not None:
         before()
+    sys.argv[1:] = args  # what a command starts again
     sys.exit(main(args))
 
 

@@ -6,8 +6,6 @@ import gc
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import agentrl_cli
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
@@ -37,7 +36,14 @@ from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.types import Episode, Message, Outcome, RewardPart, Task
 from tests.helpers.processes import soon
-from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack, write_project
+from tests.helpers.train import (
+    TASK_PY,
+    episodes_of,
+    settings,
+    trainer_of,
+    write_pack,
+    write_project,
+)
 
 BYTES = ByteTokenizer()
 CALL = '<tool_call>\n{"name": "act", "arguments": {}}\n</tool_call>'
@@ -359,18 +365,15 @@ def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
     assert "No tasks in split train" in capsys.readouterr().err
 
 
-def test_a_script_s_stdout_is_its_own(tmp_path: Path, model: Path) -> None:
-    code = f"""
-import agentrl_cli as a
-config = a.Config.model_validate({{
-    "model": {{"name": {str(model)!r}, "device": "cpu", "dtype": "float32"}}, "train": {{"steps": 1}},
-    "rollout": {{"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 4}}}})
-pack = a.Pack.of("p", [{{"prompt": "Go."}}], [a.Reward("n", lambda e, ctx: float(e.sample))])
-a.train(config, packs=[pack], project={str(tmp_path)!r})
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "" and "step 1/1" in done.stderr
+def test_a_script_s_stdout_is_its_own(
+    tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    short = {"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 4}
+    config = Config.model_validate(settings(model, rollout=short, train={"steps": 1}))
+    pack = Pack.of("p", [{"prompt": "Go."}], [Reward("n", lambda e, ctx: float(e.sample))])
+    agentrl_cli.train(config, packs=[pack], project=tmp_path)
+    out, err = capfd.readouterr()
+    assert out == "" and "step 1/1" in err
 
 
 async def test_a_database_larger_than_its_memory_is_read_in_place(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from agentrl_cli.sandbox import Status
 from agentrl_cli.sandbox.grading import grade
 from tests.helpers.sandbox import open_sandbox
 
-OTHERS = 6
+OTHERS = 3
 COMPUTE = "import time\nwhile time.process_time() < {seconds}: pass\n"
 
 
@@ -41,29 +41,21 @@ def busy() -> Iterator[None]:
             other.wait()
 
 
-async def test_what_others_take_of_the_processor_does_not_count(busy: None) -> None:
-    """Each computes for less CPU time than its wall limit, and takes several times that limit by the clock."""
-    async with await open_sandbox(workers=1, wall=1.2, cpu=5.0) as sandbox:
+async def test_only_what_others_take_of_the_processor_does_not_count(busy: None) -> None:
+    """Each computes for less CPU time than its wall limit, and takes longer than that limit by the clock."""
+    async with await open_sandbox(workers=1, wall=0.9, cpu=5.0) as sandbox:
         session = await sandbox.session()
-        program = COMPUTE.format(seconds=0.45) + "print('done')"
+        program = COMPUTE.format(seconds=0.4) + "print('done')"
         for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.4))):
             assert (result.status, result.stdout) == (Status.OK, "done\n"), result
         assert (await session.cell("print(x)")).stdout == "1\n"
-        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.2\n"
+        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.4\n"
         slow += "    while time.process_time() < end: pass\n    return n"
-        tests = [{"call": "f", "args": [n], "expect": n} for n in range(4)]
-        assert (await grade(session, slow, tests)).passed == 4
-        programs = [{"stdin": f"{n}\n", "stdout": f"{n}\n"} for n in range(4)]
-        assert (
-            await grade(session, COMPUTE.format(seconds=0.25) + "print(input())", programs)
-        ).passed == 4
-
-
-async def test_what_waits_for_something_else_meets_its_limit_all_the_same(busy: None) -> None:
-    async with await open_sandbox(workers=1, wall=0.5, cpu=1.0) as sandbox:
-        session = await sandbox.session()
+        assert (await grade(session, slow, [{"call": "f", "args": [1], "expect": 1}])).passed == 1
+        slow = COMPUTE.format(seconds=0.4) + "print(input())"
+        assert (await grade(session, slow, [{"stdin": "1\n", "stdout": "1\n"}])).passed == 1
         for code in ("import time\ntime.sleep(3600)", "while True: pass"):
-            result = await session.run(code)
+            result = await session.run(code, wall=0.3)
             assert result.status is Status.TIMEOUT, result
 
 

@@ -17,6 +17,7 @@ from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
 from tests.helpers.processes import comes, commands, descendants, soon
 from tests.helpers.sandbox import open_sandbox
+from tests.helpers.train import start
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
@@ -33,26 +34,22 @@ async def _open_and_close() -> None:
 def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     asyncio.run(_open_and_close())
     assert main(["init", "code-task", str(tmp_path / "p")]) == 0
-    command = [sys.executable, "-m", "agentrl_cli", "rollout", "--model", "scripted", "-n", "500"]
-    with open(tmp_path / "log", "wb") as log:
-        run = subprocess.Popen(command, cwd=tmp_path / "p", env=ENV, stdout=log, stderr=log)
+    run = start(tmp_path / "p", "rollout", "--model", "scripted", "-n", "500")
+    pid = run.process.pid
     try:
-        assert comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
-        started = {pid: owner.born(str(pid)) for pid in descendants(run.pid)}
+        assert comes(lambda: bool(_rows(tmp_path / "p")), run.process.is_alive), run.end()
+        started = {child: owner.born(str(child)) for child in descendants(pid)}
         assert commands("sandbox/main.py"), "episodes run, so a runner does"
-        run.send_signal(number)
-        code = run.wait()
+        os.kill(pid, number)
+        code, output = run.end()
     finally:
-        run.kill()
-        run.wait()
-    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), (
-        tmp_path / "log"
-    ).read_text()
+        run.process.kill()
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), output
     assert comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
-    assert _of(Path(tempfile.gettempdir()), run.pid) == []
+    assert _of(Path(tempfile.gettempdir()), pid) == []
     if number == signal.SIGKILL:
         asyncio.run(_open_and_close())  # the next start sweeps what is left
-    assert _of(Path("/sys/fs/cgroup"), run.pid) == []
+    assert _of(Path("/sys/fs/cgroup"), pid) == []
 
 
 def _rows(project: Path) -> list[Path]:
@@ -156,7 +153,7 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
     assert not Path(folder).exists() and born and comes(lambda: owner.born(pid) != born)
 
 
-MANY = "import os\nfor n in range(20_000):\n    os.mkdir(f'd{n}'); os.symlink('x' * 200, f'l{n}')"
+MANY = "import os\nfor n in range(8_000):\n    os.mkdir(f'd{n}'); os.symlink('x' * 200, f'l{n}')"
 
 
 async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leaves_nothing() -> (
@@ -164,7 +161,7 @@ async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leav
 ):
     """At the level without a file system of its own; the runner opens other boxes while a folder is deleted."""
     async with await open_sandbox(
-        backend="landlock", min_level="landlock", workers=1, wall=20.0
+        backend="landlock", min_level="landlock", workers=1, wall=20.0, inodes=2000
     ) as sandbox:
         session = await sandbox.session()
         await session.cell("kept = 1")

@@ -18,6 +18,7 @@ from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Limits, Sandbox, Status, container, grade, image, owner
 from agentrl_cli.sandbox.launch import Launch
 from tests.helpers.processes import comes
+from tests.helpers.train import start
 from tests.sandbox.attacks import attack_all, contained_attacks
 from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
 
@@ -188,8 +189,7 @@ async def test_a_dead_processes_resources_are_swept(api: Any) -> None:
         api.remove_container(other, force=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) -> None:
+def test_nothing_is_left_when_the_host_dies(api: Any) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, "docker"],
@@ -200,50 +200,35 @@ def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) ->
     with host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
         time.sleep(0.5)
-        host.send_signal(number)
+        host.kill()
         host.wait()
     assert comes(lambda: not _of(api, host.pid)), "the container is still there"
 
 
-RUNS = {
-    "rollout": ["--model", "scripted", "-n", "500"],
-    "train": [
-        "train.eval.every=0",
-        "rollout.group_size=2",
-        "rollout.prompts_per_step=1",
-        "rollout.max_new_tokens=64",
-    ],
-}
+SHORT = (
+    "train.eval.every=0",
+    "rollout.group_size=2",
+    "rollout.prompts_per_step=1",
+    "rollout.max_new_tokens=64",
+    "sandbox.backend=docker",
+    "sandbox.workers=1",
+)
 
 
-@pytest.mark.parametrize("command", RUNS)
-def test_a_run_that_is_interrupted_leaves_no_container(
-    api: Any, command: str, tmp_path: Path
-) -> None:
+def test_a_run_that_is_interrupted_leaves_no_container(api: Any, tmp_path: Path) -> None:
     assert main(["init", "code-task", str(tmp_path / "p")]) == 0
-    words = [
-        part for word in RUNS[command] for part in (["--set", word] if "=" in word else [word])
-    ]
-    words += ["--set", "sandbox.backend=docker", "--set", "sandbox.workers=1"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    with open(tmp_path / "log", "wb") as log:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "agentrl_cli", command, *words],
-            cwd=tmp_path / "p",
-            env=env,
-            stdout=log,
-            stderr=log,
-        )
+    run = start(tmp_path / "p", "train", *(part for word in SHORT for part in ("--set", word)))
+    process = run.process
     try:
-        assert comes(lambda: bool(_of(api, run.pid)), lambda: run.poll() is None)
+        assert comes(lambda: bool(_of(api, process.pid)), process.is_alive)
         time.sleep(1.0)  # episodes run in it
-        assert _of(api, run.pid) and run.poll() is None, (tmp_path / "log").read_text()
-        run.send_signal(signal.SIGINT)
-        assert run.wait() == 130, (tmp_path / "log").read_text()
-        assert comes(lambda: not _of(api, run.pid))
+        assert _of(api, process.pid) and process.is_alive(), run.log.read_text()
+        os.kill(process.pid, signal.SIGINT)
+        assert run.end()[0] == 130, run.log.read_text()
+        assert comes(lambda: not _of(api, process.pid))
     finally:
-        run.kill()
-        run.wait()
+        process.kill()
+        process.join()
 
 
 def test_the_tag_depends_on_the_content(api: Any) -> None:

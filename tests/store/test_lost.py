@@ -2,8 +2,6 @@
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.train import spawn, write_project
 
 HOOK = """\
@@ -50,7 +49,7 @@ def damage():
 
 
 FAULTS = {
-    "everything": lose("", "-wal", "-shm"),
+
     "log": lose("-wal"),
     "replaced": replace,
     "deleted": delete,
@@ -67,7 +66,7 @@ class Fault:
 """
 
 
-def training(folder: Path, model: Path, fault: str) -> tuple[Path, int, str]:
+def training(folder: Path, model: Path, fault: str, *more: str) -> tuple[Path, int, str]:
     """A training of four steps in which something happens to the store after the second."""
     folder.mkdir()
     (folder / "hook.py").write_text(HOOK)
@@ -75,7 +74,7 @@ def training(folder: Path, model: Path, fault: str) -> tuple[Path, int, str]:
     project = write_project(
         folder, model, hooks=["hook.py:Fault"], train={"steps": 4, "save_every": 1}
     )
-    return project, *spawn(project, "train")
+    return project, *spawn(project, "train", *more)
 
 
 def errors(output: str) -> list[str]:
@@ -87,8 +86,9 @@ def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("Error: ")]
 
 
-@pytest.mark.parametrize("fault", ["everything", "log", "replaced"])
+@pytest.mark.parametrize("fault", ["log", "replaced"])
 def test_a_training_stops_where_its_store_is_lost(tmp_path: Path, model: Path, fault: str) -> None:
+    """A lost file itself is noticed by the next commit as well: see below."""
     project, code, output = training(tmp_path / "project", model, fault)
     assert code == 3, output
     (line,) = errors(output)
@@ -117,18 +117,17 @@ def test_a_training_whose_run_is_deleted_ends_with_a_sentence(tmp_path: Path, mo
 
 
 def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, cli: Cli
 ) -> None:
     project, code, output = training(tmp_path / "project", model, "damaged")
+    cli.folder = project
     (line,) = errors(output)
     assert code == 3 and "is damaged" in line, output
     for command in (["train", "--resume", "last"], ["rollout", "-n", "1"]):
-        code, output = spawn(project, *command)
-        (line,) = errors(output)
-        assert code == 3 and "is damaged" in line and ".recover" in output, output
+        cli(*command, code=3, said=("is damaged", ".recover"))
 
 
-def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path) -> None:
+def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path, cli: Cli) -> None:
     """One page of token arrays, which a resume itself might not read."""
     project, code, output = training(tmp_path / "project", model, "log")
     assert code == 3, output
@@ -140,24 +139,14 @@ def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path) ->
     data = bytearray(path.read_bytes())
     data[(page - 1) * 4096 : page * 4096] = b"\xa5" * 4096
     path.write_bytes(data)
-    code, output = spawn(project, "train", "--resume", "last")
-    (line,) = errors(output)
-    assert code == 3 and "is damaged" in line and "resumed" not in output
+    cli.folder = project
+    cli("train", "--resume", "last", code=3, said="is damaged")
+    assert "resumed" not in cli.err
 
 
 def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "hook.py").write_text(HOOK)
-    (folder / "fault").write_text("killed")
-    write_project(folder, model, hooks=["hook.py:Fault"], train={"steps": 4})
-    command = [sys.executable, "-m", "agentrl_cli", "train", "--watch"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    assert done.returncode == 1 and "Error: bandit-grpo: interrupted at step 2" in done.stderr, (
-        done.stderr
-    )
+    _, code, output = training(tmp_path / "project", model, "killed", "--watch")
+    assert code == 1 and "Error: bandit-grpo: interrupted at step 2" in output, output
 
 
 @pytest.mark.parametrize("name", ["", "-wal", "-shm", "replaced"])
