@@ -403,14 +403,3 @@ async def test_a_valid_call_is_sent_beside_an_unreadable_one(
     ]
     assert (await say(session, [USER, said, *answers], tools=[ADD]))["content"] == "3"
     assert (await session.seal()).forks == 0
-
-
-async def test_what_cannot_be_answered_is_refused_and_leaves_nothing() -> None:
-    session = session_of(["x"], max_tokens=200)
-    for messages, text in (
-        ([USER, {"role": "assistant", "content": "a"}], "nothing to answer"),
-        ([{"role": "user", "content": "long " * 100}], "maximum context length is 200"),
-    ):
-        with pytest.raises(RequestError, match=text):
-            await session.complete(ask(messages))
-    assert session.tree.nodes == []

@@ -125,7 +125,7 @@ def tried(db: Path, episode: str, *given: str) -> tuple[int, list[dict[str, Any]
 
 
 def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
-    """Its calls answer the same and its reward comes back; a changed agent shows as a difference."""
+    """Its calls answer the same and its reward comes back; a changed one differs, and comes to no turn."""
     db, episode = stored(tmp_path)
     status, events = tried(db, episode, "--rerun")
     assert status == 0 and [event["ev"] for event in events] == [
@@ -140,6 +140,8 @@ def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
     )
     status, events = tried(db, episode, "--rerun", "--verify")
     assert (status, events[1]["same"], events[1]["after"]) == (0, False, "7")
+    status, events = tried(db, episode, "--turn", "3")
+    assert status == 2 and "did not come to turn 3 again" in events[-1]["message"], events
 
 
 def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
@@ -162,12 +164,3 @@ def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
     assert set(forced.tokens.origin[at:].tolist()) == {int(Origin.FORCED)}
     status, events = tried(db, episode, "--turn", "2")
     assert status == 2 and "not the model's" in events[-1]["message"]
-
-
-def test_an_agent_that_comes_to_another_place_is_reported(tmp_path: Path) -> None:
-    db, episode = stored(tmp_path)
-    (tmp_path / "agent.py").write_text(
-        (tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +')
-    )
-    status, events = tried(db, episode, "--turn", "3")
-    assert status == 2 and "did not come to turn 3 again" in events[-1]["message"], events

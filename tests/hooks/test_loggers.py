@@ -19,7 +19,7 @@ from agentrl_cli.hooks import LOGGERS, load_hooks
 from agentrl_cli.hooks.loggers import Logger, MLflow, TensorBoard, Trackio, Wandb, finite, flat
 from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow
-from tests.helpers.train import trainer_of, write_model
+from tests.helpers.train import trainer_of
 
 RUN = RunRow(
     "id1",
@@ -206,41 +206,27 @@ class Hanging(Logger):
         self.go.wait()
 
 
-async def test_a_failing_logger_never_stops_a_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = write_model(tmp_path / "model")
-    broken, closed = Broken(), NeverOpen()
-    with caplog.at_level(logging.WARNING, "agentrl.hooks"):
-        async with trainer_of(
-            tmp_path / "p", model, [broken, closed], train={"steps": 2}
-        ) as trainer:
-            run = await trainer.train()
-            assert (run.status, run.step) == ("finished", 2) and len(
-                trainer.store.runs.steps(run.id)
-            ) == 2
-    reported = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
-    assert len(reported) == 2, "each is reported once"
-    assert any("broken failed (ConnectionError: no server)" in text for text in reported)
-    assert any("closed failed (PermissionError: no key)" in text for text in reported)
-
-
-async def test_a_logger_that_cannot_be_made_never_stops_a_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_logger_that_fails_or_cannot_be_made_never_stops_a_run(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "class Unmade:\n    def __init__(self):\n        raise RuntimeError('no account')\n"
         "class Good:\n    seen = []\n    def on_update(self, metrics, step):\n        self.seen.append(step)\n"
     )
     with caplog.at_level(logging.WARNING, "agentrl.hooks"):
-        hooks = load_hooks([], tmp_path, loggers=["mine.py:Unmade", "mine.py:Good"])
-    assert [type(hook).__name__ for hook in hooks.hooks] == ["Good"]
+        hooks = load_hooks([], tmp_path, loggers=["mine.py:Unmade", "mine.py:Good"]).hooks
+        loggers = [*hooks, Broken(), NeverOpen()]
+        async with trainer_of(tmp_path / "p", model, loggers, train={"steps": 2}) as trainer:
+            run = await trainer.train()
+            assert (run.status, run.step) == ("finished", 2)
+            assert len(trainer.store.runs.steps(run.id)) == 2
+    (good,) = hooks
+    assert type(good).__name__ == "Good" and vars(type(good))["seen"] == [1, 2]
+    reported = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
+    assert len(reported) == 3, "each is reported once"
     assert "mine.py:Unmade cannot be created (RuntimeError: no account)" in caplog.text
-    model = write_model(tmp_path / "model")
-    async with trainer_of(tmp_path / "p", model, hooks.hooks, train={"steps": 1}) as trainer:
-        assert (await trainer.train()).status == "finished"
-    good: Any = hooks.hooks[0]
-    assert good.seen == [1]
+    assert "broken failed (ConnectionError: no server)" in caplog.text
+    assert "closed failed (PermissionError: no key)" in caplog.text
 
 
 class Slow(Logger):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import UsageError
-from agentrl_cli.sandbox import Sandbox, Status
+from agentrl_cli.sandbox import Sandbox, Session, Status
 
 SANDBOX = {"wall": 5.0}
 
@@ -61,8 +61,7 @@ async def test_a_request_read_slowly_is_the_codes_own_fault(sandbox: Sandbox) ->
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
 
 
-async def test_a_long_request_is_answered(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_a_long_request_is_answered(session: Session) -> None:
     assert (await session.cell(f"x = {'x' * 9_000_000!r}\nlen(x)")).stdout == "9000000\n"
     (answer,), body = await session.calls([["len", ["y" * 9_000_000], {}]])
     assert answer.detail == "NameError"  # a builtin is not a function of the session
@@ -82,8 +81,9 @@ def wordy(n): raise ValueError("\U0001f600" * 300)
 """
 
 
-async def test_answers_that_are_too_large_are_the_codes_own_fault(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_answers_that_are_too_large_are_the_codes_own_fault(
+    sandbox: Sandbox, session: Session
+) -> None:
     await session.cell(LARGE)
     answers, body = await session.calls(
         [["large", [size], {}] for size in (900_000, 15 << 20, 60 << 20, 900_000)]
@@ -98,8 +98,7 @@ async def test_answers_that_are_too_large_are_the_codes_own_fault(sandbox: Sandb
     assert set(sandbox.counts) == {"ok", "crashed", "exception"}, sandbox.counts
 
 
-async def test_no_path_that_a_model_names_ends_the_box(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_no_path_that_a_model_names_ends_the_box(sandbox: Sandbox, session: Session) -> None:
     await session.cell(
         "import os\nx = 6\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)"
     )
@@ -121,9 +120,8 @@ fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 """
 
 
-async def test_a_leased_file_blocks_no_other_process(sandbox: Sandbox) -> None:
+async def test_a_leased_file_blocks_no_other_process(sandbox: Sandbox, session: Session) -> None:
     """The kernel would block every other process that opens a leased file, the host too, for up to 45 seconds."""
-    session = await sandbox.session()
     leased = await session.cell(LEASE)
     assert (leased.status, leased.detail) == (Status.BLOCKED, "syscall"), leased.text()
     assert await session.read("held") == b""
@@ -203,8 +201,7 @@ def skip(): session._say({"done": "", "nonce": session.nonce})
 """
 
 
-async def test_calls_that_code_skips_are_crashed_and_not_timed_out(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_calls_that_code_skips_are_crashed_and_not_timed_out(session: Session) -> None:
     await session.cell(SKIPS)
     answers, _ = await session.calls([["skip", [], {}]] * 3)
     assert [(answer.status, answer.detail[-8:]) for answer in answers] == [
@@ -218,9 +215,8 @@ async def test_calls_that_code_skips_are_crashed_and_not_timed_out(sandbox: Sand
 
 @pytest.mark.parametrize("after", ["pass", "files = [open('a', 'wb') for _ in range(20)]"])
 async def test_a_cell_that_closes_its_checkpoints_socket_still_rolls_back(
-    sandbox: Sandbox, after: str
+    session: Session, after: str
 ) -> None:
-    session = await sandbox.session()
     assert (await session.cell("x = 1")).status == "ok"
     assert (await session.cell(f"import os\nos.closerange(4, 1000)\n{after}\nx = 2")).status == "ok"
     crashed = await session.cell("x = 3\nos.kill(os.getpid(), 9)")

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.doctor.attacks import probe
 from agentrl_cli.errors import DataError
-from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
+from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup, grade, launch
 from agentrl_cli.sandbox.runner_process import Process
 from tests.helpers.processes import comes, commands
 from tests.helpers.sandbox import open_sandbox
@@ -192,8 +192,7 @@ async def test_a_slow_solution_passes_within_its_budget(sandbox: Sandbox) -> Non
     assert 0 < late.passed < 8 and "test 8: the 0.7 s that all tests have" in late.failures[-1]
 
 
-async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_programs_find_no_files_of_each_other(session: Session) -> None:
     count = (
         "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
     )
@@ -206,8 +205,7 @@ async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
     assert graded.ok, graded
 
 
-async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_an_honest_solution_passes_and_types_count(session: Session) -> None:
     graded = await grade(session, HONEST, TESTS)
     assert (graded.passed, graded.total, graded.score, graded.fakeable, graded.level) == (
         8,
@@ -234,8 +232,7 @@ async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> No
     assert result.passed == 4, result.failures
 
 
-async def test_programs_and_test_code(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_programs_and_test_code(session: Session) -> None:
     tests = [{"stdin": "4\n", "stdout": "8"}, {"stdin": "5", "stdout": "11"}]
     program = await grade(session, "print(int(input()) * 2)", tests)
     assert (program.passed, program.fakeable, len(program.failures)) == (1, False, 1)
@@ -250,8 +247,7 @@ async def test_programs_and_test_code(sandbox: Sandbox) -> None:
         await grade(session, HONEST, [{"call": "add"}])
 
 
-async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_a_check_judges_apart_from_the_solution(session: Session) -> None:
     check = "def check(answer, n): return sorted(answer) == list(range(n))"
     tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
     graded = await grade(
@@ -284,8 +280,7 @@ async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sand
         ) and why in graded.failures[0], graded
 
 
-async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_a_broken_setup_is_the_packs_fault(session: Session) -> None:
     for tests in (TESTS, [{"stdin": "", "stdout": "1"}]):
         with pytest.raises(DataError, match="setup does not load"):
             await grade(session, HONEST, tests, setup="import nothing_there")
@@ -295,8 +290,7 @@ async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
     assert graded.ok, graded
 
 
-async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_grading_is_apart_from_the_episode(session: Session) -> None:
     await session.cell("open('notes', 'w').write('x'); secret = 1")
     spy = "import os\ndef look(): return [sorted(os.listdir('.')), 'secret' in globals()]"
     assert (await grade(session, spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok

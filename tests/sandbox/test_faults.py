@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, grade
+from agentrl_cli.errors import SandboxFault
+from agentrl_cli.sandbox import grade
 from agentrl_cli.sandbox.channel import Channel
 from agentrl_cli.sandbox.runner_process import Process
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.types import Outcome
+from tests.helpers.sandbox import open_sandbox
 from tests.helpers.train import TASK_YAML, episodes_of, trainer_of, write_model, write_pack
 
 
@@ -35,20 +35,13 @@ class Flaky(Process):
         return channel
 
 
-BACKEND = {"backend": f"{__name__}:Flaky", "workers": 1}
-
-
-async def opened() -> Sandbox:
-    try:
-        return await Sandbox.open(SandboxConfig.model_validate(BACKEND))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+BACKEND: dict[str, Any] = {"backend": f"{__name__}:Flaky", "workers": 1}
 
 
 async def test_one_loss_is_repaired_and_a_second_is_a_fault() -> None:
     from tests.sandbox.test_faults import Flaky  # the one that the backend's name leads to
 
-    async with await opened() as sandbox:
+    async with await open_sandbox(**BACKEND) as sandbox:
         context = ToolContext(session_factory=sandbox.session)
         python, bash = as_tool("run_python"), as_tool("bash")
         await python.call(context, {"code": "x = 6\nopen('f', 'w').write('7')"})
@@ -84,7 +77,7 @@ REWARDS = {"even": even, "length": lambda episode, ctx: 0.0}
 async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
     from tests.sandbox.test_faults import Flaky
 
-    await (await opened()).close()
+    await (await open_sandbox(**BACKEND)).close()
     pack = write_pack(tmp_path / "pack", code=CODE)
     (pack / "task.yaml").write_text(TASK_YAML.replace("sandbox: false", "sandbox: true"))
     Flaky.left = 2  # both tries of the first step's sample 0; that of the second step goes well

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import ConfigError, SandboxFault
-from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade
+from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup, grade
 from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.runner_process import Process
 
@@ -48,10 +48,9 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> No
 
 
 async def test_the_name_of_an_exception_is_shown_without_control_characters(
-    sandbox: Sandbox,
+    session: Session,
 ) -> None:
     """People read it in their terminal, and a class may have any name."""
-    session = await sandbox.session()
     odd = "raise type('\\x1b[2J\\n', (Exception,), {})('text')"
     for result in (await session.cell(odd), await session.run(odd)):
         assert (result.status, result.detail) == (Status.EXCEPTION, "\\x1b[2J\\n")
@@ -133,9 +132,8 @@ async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
     ],
 )
 async def test_a_limit_that_a_command_meets_is_named_and_counted(
-    sandbox: Sandbox, command: str, limit: str, says: str
+    sandbox: Sandbox, session: Session, command: str, limit: str, says: str
 ) -> None:
-    session = await sandbox.session()
     result = await session.bash(command)
     assert (result.limit, result.infrastructure) == (limit, False) and says in result.text(), result
     assert sandbox.limits_hit == {limit: 1} and sandbox.counts == {result.status: 1}
@@ -184,9 +182,8 @@ async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> Non
 
 
 async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(
-    sandbox: Sandbox,
+    session: Session,
 ) -> None:
-    session = await sandbox.session()
     code = (
         "import os, threading, time\ndef f(n):\n"
         "    threading.Thread(target=lambda: (time.sleep(n), os._exit(3))).start()\n    return n"

@@ -2,16 +2,9 @@
 
 import asyncio
 
-import pytest_asyncio
-
-from agentrl_cli.sandbox import Sandbox, Session
+from agentrl_cli.sandbox import Session
 
 SANDBOX = {"wall": 3.0}
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def session(sandbox: Sandbox) -> Session:
-    return await sandbox.session()
 
 
 async def test_a_program_runs_under_the_limits_and_the_state_of_its_session(

@@ -13,11 +13,10 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.chat_session.open import _sandbox
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
-from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.sandbox import ExecResult, Sandbox
+from agentrl_cli.sandbox import ExecResult
 from agentrl_cli.sandbox.runner_process import Process
 from agentrl_cli.store import Store
 from agentrl_cli.store.new_run import new_run
@@ -26,6 +25,7 @@ from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tui.chat.view import ready_lines
 from agentrl_cli.tui.whatif.view import event_lines
 from agentrl_cli.types import Episode, RewardPart
+from tests.helpers.sandbox import open_sandbox
 
 SOLUTION = "def add(a, b):\n    return a + b\n"
 
@@ -69,7 +69,7 @@ def fill(path: Path, config: Config) -> str:
     config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
 
     async def make() -> str:
-        async with await Sandbox.open(config.sandbox) as sandbox:
+        async with await open_sandbox(**config.sandbox.model_dump()) as sandbox:
             with Store.open(path) as store:
                 store.tokenizers.add(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
                 policy = ScriptedPolicy([CALLS, "done"], tokenizer)
@@ -87,10 +87,7 @@ def fill(path: Path, config: Config) -> str:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("truth") / "agentrl.db"
-    try:
-        return path, fill(path, Config())
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    return path, fill(path, Config())
 
 
 def test_the_store_knows_levels_and_which_parts_are_fakeable(made: tuple[Path, str]) -> None:
@@ -250,11 +247,7 @@ async def apart_from_it(ctx: ToolContext) -> str:
 
 
 async def test_every_call_that_used_a_sandbox_knows_its_level() -> None:
-    try:
-        sandbox = await Sandbox.open(Config().sandbox)
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with sandbox:
+    async with await open_sandbox() as sandbox:
         ctx = ToolContext(session_factory=sandbox.session)
         own, other, sleepy = as_tool(in_code), as_tool(apart_from_it), as_tool(in_code)
         sleepy.timeout = 0.2

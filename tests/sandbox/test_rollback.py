@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import UsageError
-from agentrl_cli.sandbox import Sandbox, Status
+from agentrl_cli.sandbox import Sandbox, Session, Status
 
 both = pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 """Checkpoints are made alike at both levels; what they hold differs."""
@@ -41,9 +41,8 @@ def look():
     ("end", "status"), [("os.abort()", Status.CRASHED), ("os._exit(0)", Status.OK)]
 )
 async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
-    sandbox: Sandbox, end: str, status: Status
+    session: Session, end: str, status: Status
 ) -> None:
-    session = await sandbox.session()
     await session.cell("x = 1" + MAKE + LOOK)
     before = await session.cell("look()")
     assert "'one', 7" in before.stdout and before.stdout.count("0o100750', 2, 'two'") == 2
@@ -59,8 +58,7 @@ async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
     assert (await session.cell("x")).stdout == "1\n"
 
 
-async def test_unchanged_files_are_not_mentioned(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_unchanged_files_are_not_mentioned(session: Session) -> None:
     await session.cell("open('a', 'w').write('one')")
     crashed = await session.cell("import os; os.abort()")
     assert (
@@ -181,8 +179,7 @@ async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path)
     ).read_text() == "canary"
 
 
-async def test_a_deep_folder_does_not_end_the_box(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_a_deep_folder_does_not_end_the_box(session: Session) -> None:
     await session.cell("x = 1\nimport os")
     deep = await session.cell("for _ in range(300): os.mkdir('d'); os.chdir('d')\nos.abort()")
     assert (deep.status, deep.files, deep.state_kept) == (Status.CRASHED, "left", True)

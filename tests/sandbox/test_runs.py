@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox
+from tests.helpers.sandbox import open_sandbox
 from tests.helpers.train import TASK_YAML, trainer_of, write_model, write_pack
 
 CODE = """\
@@ -27,10 +25,7 @@ REWARDS = {"even": even, "length": lambda episode, ctx: 0.0}
 async def test_a_packs_limits_reach_its_executions_and_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        await (await Sandbox.open(SandboxConfig(workers=1))).close()
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    await (await open_sandbox(workers=1)).close()
     model = write_model(tmp_path / "model")
     pack = write_pack(tmp_path / "pack", code=CODE)
     (pack / "task.yaml").write_text(

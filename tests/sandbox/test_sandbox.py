@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import UsageError
-from agentrl_cli.sandbox import Sandbox, Session, Status
+from agentrl_cli.sandbox import Session, Status
 from agentrl_cli.sandbox.channel import guest_module
 from tests.helpers.sandbox import open_sandbox
 
@@ -164,8 +164,7 @@ async def test_a_traceback_hides_the_host(session: Session) -> None:
             assert "ast.py" not in result.stderr
 
 
-async def test_a_call_that_differs_when_it_is_run_again_is_named(sandbox: Sandbox) -> None:
-    session = await sandbox.session()
+async def test_a_call_that_differs_when_it_is_run_again_is_named(session: Session) -> None:
     await session.cell("x = 1\nx")
     await session.bash("head -c 16 /dev/urandom | od")
     await session.cell("x + 1")

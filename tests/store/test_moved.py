@@ -89,29 +89,21 @@ def test_a_project_that_was_copied_moved_and_renamed(
     (copy / "output.txt").unlink()
     assert files(before) == was, "the original is as it was"
     before.rename(renamed)  # what still reads it now fails
-    _works(copy, 2, monkeypatch, capfd)
-    assert files(renamed) == was
-    _resume(renamed)
-    _works(renamed, 2, monkeypatch, capfd)
     moved.parent.mkdir(parents=True)
     shutil.move(copy, moved)
-    _works(moved, 2, monkeypatch, capfd, "again")
+    _works(moved, monkeypatch, capfd)
+    assert files(renamed) == was
+    code, output = spawn(renamed, "train", "--resume", "last", "--steps", "2")
+    assert code == 0 and "resumed at step 1" in output, output
+    _works(renamed, monkeypatch, capfd)
+    monkeypatch.chdir(moved)
     kept = files(renamed / "runs" / RUN)
     assert main(["runs", "delete", RUN, "--yes"]) == 0
     assert not (moved / "runs" / RUN).exists() and files(renamed / "runs" / RUN) == kept
 
 
-def _resume(project: Path) -> None:
-    code, output = spawn(project, "train", "--resume", "last", "--steps", "2")
-    assert code == 0 and "resumed at step 1" in output, output
-
-
 def _works(
-    project: Path,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    out: str = "merged",
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Everything that reads a run, in a project that lies elsewhere than it was trained."""
     monkeypatch.chdir(project)
@@ -120,17 +112,17 @@ def _works(
         run = store.runs.get(RUN)
         rows = store.runs.checkpoints(run.id)
         episode = store.episodes.rows(store.episodes.ids(run=run.id))[0].id
-    assert run.step == steps and Path(run.dir) == project / "runs" / RUN
+    assert run.step == 2 and Path(run.dir) == project / "runs" / RUN
     assert all(Path(row.path).is_dir() and Path(row.path).is_relative_to(project) for row in rows)
     for command in (
-        ["merge", f"{RUN}@last", str(project / out)],
+        ["merge", f"{RUN}@last", str(project / "merged")],
         ["eval", "--checkpoint", f"{RUN}@last", "--limit", "2", "-k", "1", "--json"],
         ["compare", RUN, "last"],
         ["rescore", RUN, "--advantage", "rloo", "--json"],
         ["replay", episode, "--plain"],
     ):
         assert main(command) == 0, (command, capfd.readouterr().err)
-    weights = (project / out / "model.safetensors").read_bytes()
+    weights = (project / "merged" / "model.safetensors").read_bytes()
     assert weights != (project / "models" / "base" / "model.safetensors").read_bytes()
     config = Config.model_validate({**run.config})
     policy, _ = open_policy(f"{RUN}@last", config, db, base=project)

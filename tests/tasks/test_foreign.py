@@ -10,36 +10,29 @@ from pathlib import Path
 
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.tui.common.plain_text import harmless
+from tests.helpers.cli import Cli
 
 SAID = "runs the code of"
 
 
-def cli(folder: Path, *words: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "agentrl_cli", *words]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_a_project_that_was_never_met_is_said_to_be_code_once(tmp_path: Path) -> None:
-    project = tmp_path / "foreign"
+def test_a_project_that_was_never_met_is_said_to_be_code_once(tmp_path: Path, cli: Cli) -> None:
+    cli("tools", "list", "--pack", "calc-task")
+    assert SAID not in cli.err, "packs that ship are not foreign"
+    cli.folder = project = tmp_path / "foreign"
     shutil.copytree(packs_dir() / "calc-task", project)
     (project / "agentrl.yaml").write_text("task: {packs: [.]}\n")
-    code, out, err = cli(project, "tools", "list")
-    assert (
-        code == 0 and err.count(SAID) == 1 and str(project / "task.py") in err and SAID not in out
-    )
-    assert all(SAID not in cli(project, "tools", "list")[2] for _ in range(2))
+    out = cli("tools", "list", said=str(project / "task.py"))
+    assert cli.err.count(SAID) == 1 and SAID not in out
+    cli("tools", "list")
+    assert SAID not in cli.err
     # A mark that came with a folder does not count.
-    project.rename(tmp_path / "moved")
-    assert SAID not in cli(tmp_path / "moved", "tools", "list")[2]
-    subprocess.run(["cp", "-r", str(tmp_path / "moved"), str(project)], check=True)
-    assert cli(project, "tools", "list")[2].count(SAID) == 1
-
-
-def test_packs_that_ship_are_not_foreign(tmp_path: Path) -> None:
-    assert SAID not in cli(tmp_path, "tools", "list", "--pack", "calc-task")[2]
+    cli.folder = project.rename(tmp_path / "moved")
+    cli("tools", "list")
+    assert SAID not in cli.err
+    shutil.copytree(cli.folder, project)
+    cli.folder = project
+    cli("tools", "list")
+    assert cli.err.count(SAID) == 1
 
 
 NASTY = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eright\u202c \u2066x\u2069 \x9b2J\rtail"

@@ -21,7 +21,7 @@ def key(pack: Pack, prompt: object, data: dict[str, object]) -> str:
 
 
 def shown(path: Path) -> dict[str, set[str]]:
-    """Pack → the questions of a quarter of what a recipe draws, its tokenizer's texts among them.
+    """Pack → the questions of an eighth of what a recipe draws, its tokenizer's texts among them.
 
     That none of a pack's rows is drawn is made so, and tested, below; here it is looked at for what ships.
     """
@@ -30,7 +30,7 @@ def shown(path: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: set() for name in packs}
     texts = recipe.texts if recipe.architecture else 0
     for seed, count in ((1, texts), (2, recipe.steps * recipe.rows)):
-        for pack, row, _ in islice(demonstrations(recipe, packs, recipe.seed + seed), count // 4):
+        for pack, row, _ in islice(demonstrations(recipe, packs, recipe.seed + seed), count // 8):
             found[pack.name].add(key(pack, row["prompt"], row))
     return found
 
