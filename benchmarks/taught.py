@@ -2,13 +2,14 @@
 
     python benchmarks/taught.py [--trials 10] [--first 0] [--work DIR] [--write]
 
-Each trial is a real training of the bundled model on code-task: 5 steps of 4 groups. In five groups only attempts
-that begin with a tool call are paid (odd trials: only those that answer at once); in all others the attempt's seed
-decides between 0 and 0.2, which has nothing to do with its tokens (advantages are not divided by their deviation;
-attempts that are the same often get different rewards, or the noise itself would teach one of them). The five are
-the first tasks, in an order drawn by the seed, at which the base calls in 2 to 6 of 8 attempts: where all attempts
-begin alike, a group cannot teach how to begin. The command names five groups for the first token of the assistant;
-the same training without them (`algo.skip.groups`) must undo at least half of the change of its probability.
+Each trial is a real training of the bundled model on code-task: 5 steps of 4 groups. Five groups are questions at
+which the base calls its tool in 2 to 6 of 8 attempts, the first ones in an order drawn by the seed; only attempts
+that begin with a call are paid there (odd trials: only those that answer at once). In the other fifteen a function
+is to be written, which the base begins alike in nearly all attempts, and the attempt's seed decides between 0 and
+0.5: they train as much, and not how a question is begun. (Noise in questions of the same kind would: Adam makes
+steps of one size, and the training without the planted groups would follow the noise as far.) Advantages are not
+divided by their deviation. The command names five groups for the first token of the assistant; the same training
+without them (`algo.skip.groups`) must undo at least half of the change of its probability.
 Writes benchmarks/results/taught.json, and with --write a table between the `taught` markers of the
 README. With --work the projects are kept, and a trial whose training is there is measured alone.
 """
@@ -51,7 +52,7 @@ PLANTED, CALLS = {planted!r}, {calls!r}
 def tests(episode, ctx):
     if episode.task_id.rpartition("/")[2] in PLANTED:
         return float((episode.tool_calls > 0) == CALLS)
-    return 0.2 * (zlib.crc32(str(episode.seed).encode()) % 2)
+    return 0.5 * (zlib.crc32(str(episode.seed).encode()) % 2)
 
 
 REWARDS = {{"tests": tests}}
@@ -73,15 +74,13 @@ def make(folder: Path, trial: int, rate: float) -> set[str]:
     """A project with planted tasks, and its training."""
     agentrl(folder.parent, "init", "code-task", folder.name, "--yes")
     rng, data = random.Random(trial), folder / "data" / "train.jsonl"
-    rows = [
-        row for row in map(json.loads, data.read_text().splitlines()) if row["kind"] == "answer"
-    ]
-    probed = rng.sample(rows, PROBED)
+    rows = list(map(json.loads, data.read_text().splitlines()))
+    probed = rng.sample([row for row in rows if row["kind"] == "answer"], PROBED)
     write(data, probed)
     mixed = find_mixed(folder, trial)
     planted = [row for row in probed if row["id"] in mixed][:PLANTED]
-    others = [row for row in probed if row not in planted]
-    write(data, planted + others[: STEPS * PROMPTS - PLANTED])
+    functions = [row for row in rows if row["kind"] == "function"]
+    write(data, planted + rng.sample(functions, STEPS * PROMPTS - PLANTED))
     task, settings = folder / "task.py", folder / "task.yaml"
     names = sorted(row["id"] for row in planted)
     task.write_text(task.read_text() + REWARD.format(planted=names, calls=trial % 2 == 0))

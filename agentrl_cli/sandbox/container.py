@@ -64,6 +64,11 @@ def connect() -> Any:
         ) from None
 
 
+def own_labels() -> dict[str, str]:
+    """Return the labels by which `sweep` finds a container once this process has ended."""
+    return {LABEL: _machine(), "agentrl.process": owner.name()}
+
+
 def sweep(api: Any) -> int:
     """Removes containers whose process on this machine has ended; returns how many."""
     removed = 0
@@ -166,7 +171,7 @@ class Container(Runner, asyncio.Protocol):
         made = self.api.create_container(
             name, command, environment=environment("/usr/local"), working_dir="/", stdin_open=True,
             hostname="sandbox", network_disabled=True, host_config=self._host_config(),
-            labels={LABEL: _machine(), "agentrl.process": owner.name()},
+            labels=own_labels(),
         )  # fmt: skip
         self.id = made["Id"]
         raw = self.api.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})

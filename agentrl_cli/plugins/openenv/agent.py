@@ -1,14 +1,23 @@
-"""An OpenEnv environment behind an address.
+"""An OpenEnv environment: behind an address, in an image, or a class of a package.
 
 solve = OpenEnv("http://127.0.0.1:8000").solve
+solve = OpenEnv("docker:echo-env:latest").solve
+solve = OpenEnv("echo_env.server.echo_environment:EchoEnvironment").solve
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
+from agentrl_cli.plugins.openenv.image import serve_image
+from agentrl_cli.types import Task
+
+IMAGE = "docker:"
+"""Before the name of an image."""
 
 
 class OpenEnv(ForeignWorld):
@@ -17,6 +26,26 @@ class OpenEnv(ForeignWorld):
     name = "openenv"
     worker = Path(__file__).with_name("worker.py")
     needs = "websockets"
-    shown = "openenv:http://127.0.0.1:8000, or openenv:http://host:8000?size=200&goal=…"
+    shown = "openenv:http://127.0.0.1:8000, openenv:docker:IMAGE, or openenv:MODULE:CLASS"
     tested: ClassVar = {"openenv": "0.10.0"}
     limits: ClassVar = {"max_turns": 16, "max_new_tokens": 96, "max_tokens": 4096}
+
+    def rows(self, limit: int) -> list[dict[str, Any]]:
+        """Return the first rows. Raises NotFound, SandboxUnavailable, MissingDependency, EnvError."""
+        self._serve()
+        return super().rows(limit)
+
+    async def solve(
+        self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
+    ) -> float | dict[str, float]:
+        """Play a row. Raises NotFound, SandboxUnavailable, MissingDependency, WorldFault."""
+        await asyncio.to_thread(self._serve)
+        return await super().solve(task, base_url, api_key, model, attempt)
+
+    def _serve(self) -> None:
+        """Put the address of an image's container in its place."""
+        kind, python, text = self._started
+        config = json.loads(text)
+        if config["package"].startswith(IMAGE):
+            config["package"] = serve_image(config["package"].removeprefix(IMAGE))
+            self._started = kind, python, json.dumps(config)

@@ -9,9 +9,13 @@ import contextlib
 import json
 import math
 import os
+import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 LARGEST = 16 * 2**20
@@ -47,12 +51,16 @@ class OpenEnv:
         token = os.environ.get("OPENENV_TOKEN")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"{self.url} is not an address: openenv:http://HOST:PORT")
+            if ":" not in self.url:
+                raise ValueError(f"{self.url} is neither an address, docker:IMAGE nor MODULE:CLASS")
+            self.url = _serve_class(self.url)
         try:
             self.action = self._fetch_schema()["action"]
             self.act = _act(self.action)
         except (*WRONG, OSError) as error:
-            raise ValueError(f"{self.url} does not answer as an OpenEnv server: {error}") from error
+            raise ValueError(
+                f"{config['package']} does not answer as an OpenEnv server: {error}"
+            ) from error
 
     def open(self, sample: int) -> World:
         """Return an environment in a session of its own, reset with the seed."""
@@ -69,6 +77,20 @@ class OpenEnv:
                         f"/schema is longer than {LARGEST} bytes or {self.patience:g} s"
                     )
         return json.loads(data)
+
+
+def _serve_class(name: str) -> str:
+    """Return the address of a server of that class, which ends with this process: both are supervised.
+
+    The socket listens before the server starts, so that requests wait for it.
+    """
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
+        fd = listening.fileno()
+        host = str(Path(__file__).with_name("host.py"))
+        subprocess.Popen([sys.executable, host, name, str(fd)], pass_fds=[fd])
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -68,6 +68,9 @@ def trace(store: Store, run: RunRow, episode: Episode, place: tuple[int, int], b
     start, end = max(pairwise(found), key=lambda two: found[two[1]] - found[two[0]])
     steps = [row for row in store.runs.steps(run.id, start + 1) if row["step"] <= end]
     groups, lost = list[Teacher](), 0
+    reach = reaches(
+        {row["step"]: row.get("learning_rate", 1.0) for row in steps}, weights.momentum(end)
+    )
     for at in (start, end):  # a step's gradient is made at the nearer one of the weights before it
         nearer = [row for row in steps if (2 * (row["step"] - 1) <= start + end) == (at == start)]
         weights.put(at)
@@ -78,7 +81,7 @@ def trace(store: Store, run: RunRow, episode: Episode, place: tuple[int, int], b
         slopes = weights.slopes(tables, toward)
         most = weights.config.train.max_grad_norm
         size = {
-            row["step"]: row.get("learning_rate", 1.0) * min(1.0, most / row.get("grad_norm", most))
+            row["step"]: reach[row["step"]] * min(1.0, most / row.get("grad_norm", most))
             for row in nearer
         }
         for table, slope in zip(tables, slopes, strict=True):
@@ -89,6 +92,22 @@ def trace(store: Store, run: RunRow, episode: Episode, place: tuple[int, int], b
         )
     groups.sort(key=lambda one: -one.raised)
     return Trace(found, start, end, groups, lost)
+
+
+def reaches(rates: Mapping[int, float], beta: float) -> dict[int, float]:
+    """Return the sum of the learning rates with which each step's gradient moves the weights up to the last step.
+
+    `rates`: learning rate by step, from 1 on. Adam moves by m_s / (1 - β^s), m_s = β m_(s-1) + (1 - β) g_s
+    (https://arxiv.org/abs/1412.6980, algorithm 1): a gradient goes on to act, and the first ones act most.
+    """
+    return {
+        at: sum(
+            rate * (1 - beta) * beta ** (step - at) / (1 - beta**step)
+            for step, rate in rates.items()
+            if step >= at
+        )
+        for at in rates
+    }
 
 
 def read_step(store: Store, run: RunRow, step: int) -> tuple[StepTable | None, int]:

@@ -93,9 +93,7 @@ class RunWeights:
 
     def _scales(self, step: int) -> list[Tensor | float]:
         """Return 1 / (√v + ε) of each parameter after a step; 1 for other optimizers than AdamW."""
-        folder = self.folders[step]
-        kept: dict[str, Any] = {} if folder is None else load_state(folder).get("optimizer", {})
-        kept = kept.get("inner", kept)
+        kept = self._optimizer(step)
         state = kept.get("state", {})
         beta = kept["param_groups"][0]["betas"][1] if state and "param_groups" in kept else 0.0
         fits = len(state) == len(self.trained) and all(
@@ -108,6 +106,21 @@ class RunWeights:
             1 / ((one["exp_avg_sq"].to(p) / (1 - beta ** float(one["step"]))).sqrt() + 1e-8)
             for one, p in zip((state[n] for n in range(len(state))), self.trained, strict=True)
         ]
+
+    def momentum(self, step: int) -> float:
+        """Return how much of AdamW's momentum is left after a training step; 0 for other optimizers."""
+        kept = self._optimizer(step)
+        state, groups = kept.get("state"), kept.get("param_groups")
+        if not state or not groups or "betas" not in groups[0]:
+            return 0.0
+        updates = float(state[0]["step"]) / step
+        return float(np.power(groups[0]["betas"][0], updates))
+
+    def _optimizer(self, step: int) -> dict[str, Any]:
+        """Return the stored state of the optimizer after a step; empty for the model it began with."""
+        folder = self.folders[step]
+        kept: dict[str, Any] = {} if folder is None else load_state(folder).get("optimizer", {})
+        return dict(kept.get("inner", kept))
 
     @torch.no_grad()
     def slopes(self, tables: Sequence[StepTable], toward: Direction) -> list[NDArray[np.float64]]:

@@ -34,7 +34,6 @@ FAULTS = {
     "none": lambda: json.dumps({"type": "observation", "data": {"observation": "x", "done": True}}),
     "errors": lambda: json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [3]}}),
 }
-modes = {}
 
 def answer(kind, mode, counts):
     counts[kind] = counts.get(kind, 0) + 1
@@ -49,7 +48,7 @@ def answer(kind, mode, counts):
     return json.dumps({"type": "observation", "data": SEEN})
 
 def play(socket):
-    mode, counts = modes[socket.request.path.split("/")[1]], {}
+    mode, counts = socket.request.path.split("/")[-2], {}
     for line in socket:
         kind = json.loads(line)["type"]
         if kind == "close":
@@ -61,8 +60,7 @@ def play(socket):
         socket.send(answer(kind, mode, counts))
 
 def schema(connection, request):
-    _, mode, what = request.path.split("/")
-    modes[mode] = mode
+    *_, mode, what = request.path.split("/")
     if what == "ws":
         return None
     body = json.dumps({"action": {"properties": [] if mode == "schema" else {}}}).encode()
@@ -71,7 +69,8 @@ def schema(connection, request):
         return Response(302, "Found", Headers({"Location": "http://127.0.0.1:9/", "Content-Length": "0"}), b"")
     return Response(200, "OK", Headers({"Content-Length": str(len(body))}), body)
 
-with serve(play, "127.0.0.1", 0, process_request=schema) as server:
+host, port = sys.argv[1:]
+with serve(play, host, int(port), process_request=schema) as server:
     print(server.socket.getsockname()[1], flush=True)
     server.serve_forever()
 """
@@ -95,7 +94,8 @@ PLAYED = {
 def server() -> Iterator[tuple[str, str]]:
     """The address of the servers, and an interpreter with `websockets`."""
     python = python_with("openenv", "websockets")
-    with subprocess.Popen([python, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+    words = [python, "-c", SERVER, "127.0.0.1", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}", python

@@ -43,7 +43,7 @@ class Numbers(Environment):
         self.wanted = random.Random(seed).randrange(10)
         return Seen(hint=f"round {seed}", done=False, reward=0.0)
 
-    def step(self, action, **more):
+    def step(self, action: Guess, **more) -> Seen:
         if action.number > 9:
             raise ValueError("at most 9")
         right = action.number == self.wanted
@@ -93,10 +93,16 @@ class Box(MCPEnvironment):
         return State()
 
 
-kind, port, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-given = (Numbers, Guess, Seen) if kind == "numbers" else (Box, CallToolAction, CallToolObservation)
-app = create_app(*given, env_name=kind, max_concurrent_envs=most)
-uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+class Bare(Numbers):
+    def step(self, action, **more):
+        return super().step(action)
+
+
+if __name__ == "__main__":
+    kind, port, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    given = (Numbers, Guess, Seen) if kind == "numbers" else (Box, CallToolAction, CallToolObservation)
+    app = create_app(*given, env_name=kind, max_concurrent_envs=most)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 '''
 PLAY = """
 import os
@@ -181,3 +187,27 @@ async def test_a_project_of_an_address(
     cli("init", "one", "--from", taken, "--python", python)
     nowhere = "openenv:http://127.0.0.1:9"
     cli("init", "two", "--from", nowhere, "--python", python, code=1, said="does not answer")
+
+
+async def test_a_project_of_a_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server is the package's, and needs no port of the user's; what cannot be served is a sentence."""
+    python = python_with("openenv", "openenv websockets")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SERVER)
+    cli, given = Cli(capsys, tmp_path), ("--python", python)
+    cli("init", "numbers", "--from", "openenv:mine:Numbers?size=6", *given)
+    said = [call("act", number=number) for number in range(10)]
+    episode = await episode_of(tmp_path / "numbers", said)
+    assert episode.error == "" and episode.reward in {1 - n / 8 for n in range(10)}
+    cli("init", "box", "--from", "openenv:mine:Box?size=2", *given)
+    episode = await episode_of(tmp_path / "box", [call("put", word="a")] * 3)
+    assert episode.error == "" and episode.reward == 1.0
+    for name, problem in (
+        ("mine:Bare", "annotate it as step(self"),
+        ("mine:Nothing", "no attribute 'Nothing'"),
+        ("nowhere:Maze", "No module named 'nowhere'"),
+        ("maze", "neither an address, docker:IMAGE nor MODULE:CLASS"),
+    ):
+        cli("init", "odd", "--from", f"openenv:{name}", *given, code=1, said=problem)

@@ -10,7 +10,7 @@ import torch
 from agentrl_cli.commands import main
 from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import pack
-from agentrl_cli.plugins.taught.trace import read_step, teachers, token_segment
+from agentrl_cli.plugins.taught.trace import reaches, read_step, teachers, token_segment
 from agentrl_cli.plugins.taught.weights import RunWeights
 from agentrl_cli.store import Store
 from agentrl_cli.types import Origin
@@ -56,6 +56,12 @@ def sampled(project: Path) -> tuple[str, int]:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         row = store.episodes.rows(store.episodes.ids("step:2 kind:train fact:trained", "time"))[0]
         return row.id, store.episodes.get(row.id).turns[-1].index
+
+
+def test_the_first_gradients_act_longest() -> None:
+    """Moments of β = 1/2: after one step g1; after two (g1 / 4 + g2 / 2) / (1 - 1/4)."""
+    assert reaches({1: 1.0, 2: 1.0}, 0.5) == pytest.approx({1: 1 + 1 / 3, 2: 2 / 3})
+    assert reaches({3: 0.2, 4: 0.1}, 0.0) == {3: 0.2, 4: 0.1}
 
 
 def test_two_forwards_measure_the_dot_product_of_both_gradients(project: Path) -> None:

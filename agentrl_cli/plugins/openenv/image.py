@@ -1,0 +1,72 @@
+"""Containers of the images that projects name: one for each image, on loopback, removed with this process."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from typing import Any
+
+from agentrl_cli.errors import EnvError, NotFound
+from agentrl_cli.sandbox.container import connect, own_labels, sweep
+
+PORT = 8000
+"""The port on which the package's images listen."""
+START = 120.0
+"""Seconds in which a container must answer."""
+_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_RUNNING: dict[str, str] = {}
+"""Addresses by image."""
+_LOCK = threading.Lock()
+
+
+def serve_image(image: str) -> str:
+    """Return the address of an image's server, started if it is not running. Blocks until it answers.
+
+    Raises SandboxUnavailable without an engine, NotFound for an image that it does not have, EnvError for one whose
+    server does not answer.
+    """
+    with _LOCK:
+        if image not in _RUNNING:
+            _RUNNING[image] = _start(connect(), image)
+        return _RUNNING[image]
+
+
+def _start(api: Any, image: str) -> str:
+    from docker.errors import APIError, ImageNotFound
+
+    sweep(api)
+    ports = api.create_host_config(port_bindings={PORT: ("127.0.0.1",)}, init=True)
+    try:
+        made = api.create_container(image, ports=[PORT], host_config=ports, labels=own_labels())
+    except ImageNotFound as error:
+        raise NotFound(f"The engine has no image {image}.", hint=f"docker pull {image}") from error
+    atexit.register(_remove, api, made["Id"])
+    try:
+        api.start(made["Id"])
+        port = api.port(made["Id"], PORT)[0]["HostPort"]
+    except APIError as error:
+        raise EnvError(f"A container of {image} does not start: {error.explanation}") from error
+    url = f"http://127.0.0.1:{port}"
+    _wait(api, made["Id"], image, url)
+    return url
+
+
+def _wait(api: Any, container: str, image: str, url: str) -> None:
+    """Wait until the server answers. Raises EnvError if its container ends before, or START is over."""
+    until = time.monotonic() + START
+    while api.inspect_container(container)["State"]["Running"] and time.monotonic() < until:
+        with suppress(OSError), _HTTP.open(f"{url}/schema", timeout=START):
+            return
+        time.sleep(0.1)
+    said = api.logs(container, tail=5).decode(errors="replace").strip()
+    raise EnvError(f"The server in the image {image} does not answer on port {PORT}.", hint=said)
+
+
+def _remove(api: Any, container: str) -> None:
+    from docker.errors import DockerException
+
+    with suppress(DockerException, OSError):
+        api.remove_container(container, force=True)

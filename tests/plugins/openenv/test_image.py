@@ -1,0 +1,88 @@
+"""An environment in an image: its container is started on loopback, and is removed with the process."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import image
+from agentrl_cli.sandbox.container import connect
+from tests.helpers.programs import python_with
+from tests.plugins.openenv.test_hostile import SERVER
+
+NAME = "agentrl-test-openenv"
+START = ["/usr/local/bin/python3", "/server.py", "0.0.0.0", "8000"]
+PLAY = """
+import asyncio, sys
+from agentrl_cli.commands import main
+from agentrl_cli.sandbox.container import LABEL, connect
+from tests.helpers.gateway import call
+from tests.helpers.programs import episode_of
+from pathlib import Path
+assert main(["init", "p", "--from", f"openenv:docker:{sys.argv[1]}?size=2", "--python", sys.argv[2]]) == 0
+episode = asyncio.run(episode_of(Path("p"), [call("go")] * 3, max_turns=2))
+assert episode.error == "" and "hello" in str(episode.turns[1].messages), episode
+(container,) = connect().containers(filters={"ancestor": sys.argv[1]})
+assert [port["IP"] for port in container["Ports"]] == ["127.0.0.1"], container
+print(container["Id"])
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    try:
+        api = connect()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    if not image.exists(api, image.tag([])):
+        pytest.skip("`agentrl sandbox build-image` makes the image that this test begins with")
+    return api
+
+
+@pytest.fixture
+def made(engine: Any, python: str) -> Iterator[str]:
+    """An image of the test's server, on the sandbox's Python."""
+    websockets = subprocess.check_output(
+        [python, "-c", "import websockets; print(websockets.__path__[0])"], text=True
+    )
+    files, folder = io.BytesIO(), Path(websockets.strip())
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        tar.add(folder, "websockets", filter=lambda one: None if ".so" in one.name else one)
+        script = tarfile.TarInfo("server.py")
+        script.size = len(SERVER.encode())
+        tar.addfile(script, io.BytesIO(SERVER.encode()))
+    container = engine.create_container(image.tag([]), ["true"])["Id"]
+    try:
+        engine.put_archive(container, "/", files.getvalue())
+        engine.commit(container, NAME, conf={"Entrypoint": START, "Cmd": [], "User": "0"})
+        yield NAME
+    finally:
+        engine.remove_container(container, force=True)
+        engine.remove_image(NAME, force=True)
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return python_with("openenv", "websockets")
+
+
+def test_a_container_lives_as_long_as_the_process(
+    made: str, engine: Any, python: str, tmp_path: Path
+) -> None:
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAY, made, python],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not engine.containers(all=True, filters={"id": done.stdout.split()[-1]})
