@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+import agentrl_cli.policies.load  # noqa: F401 - before calls are recorded, which makes it dear
 from agentrl_cli.agents.gateway.http import _READER
 from agentrl_cli.commands import main
 from docs.make_architecture import PACKAGE, PAGE, WALKS, page
@@ -22,8 +23,8 @@ SETTINGS = {
     **{"seed": 3, "deterministic": True, "task": {"packs": ["calc-task"]}},
     "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
     "rollout": {"group_size": 4, "prompts_per_step": 2, "max_turns": 3, "max_new_tokens": 64},
-    "algo": {"drop_zero_variance": False},
-    "train": {"steps": 1, "lr": 1e-3},
+    "algo": {"skip": {"zero_variance": False}},
+    "train": {"steps": 1, "lr": 1e-3, "eval": {"every": 0}},
 }
 STEPS = {
     (str(PACKAGE / file), name): f"{file}:{name}"

@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
 
 from agentrl_cli.registry.plugins import PLUGINS
@@ -50,76 +49,56 @@ def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
             assert names_of_plugins(path) <= {name}, path
 
 
-WITHOUT = """
-import importlib, os, pkgutil, sys, traceback
+USE = """
+import importlib, os, pkgutil, sys
 
-def load(root):
-    sys.path.insert(0, root)
-    import agentrl_cli
-
-    assert agentrl_cli.__file__.startswith(root + "/")
-    for module in pkgutil.walk_packages(agentrl_cli.__path__, "agentrl_cli."):
+def load(package):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 
-def use(root, left):
-    own = ("agentrl_cli", "agentlightning")  # the second is an alias that a plugin registers
-    for name in [name for name in sys.modules if name.split(".")[0] in own]:
+def forget(*packages):
+    for name in [name for name in sys.modules if (name + ".").startswith(packages)]:
         del sys.modules[name]
-    os.chdir(root)
-    load(root)
-    from agentrl_cli.commands import commands, load_command, main
-    from agentrl_cli.registry.plugins import load_plugins
 
-    assert sorted(load_plugins()) == left
-    for name in commands():
-        load_command(name)
-    assert main(["config", "show", "--all"]) == 0
-    assert main(["tools", "list", "--pack", "echo-task"]) == 0
+class Others:
+    def find_spec(self, name, *given):
+        if name.startswith("agentrl_cli.plugins.") and name.split(".")[2] != self.one:
+            raise ModuleNotFoundError(f"{self.one} needs {name}")
 
-load(sys.argv[1])  # what others wrote is imported once: a fork loads each copy
-for line in sys.stdin.read().splitlines():
-    if not os.fork():
-        root, *left = line.split()
-        try:
-            use(root, left)
-            print("works:", os.path.basename(root), flush=True)
-        except BaseException:
-            traceback.print_exc()
-        os._exit(0)
-    os.wait()
+copy, root, *names = sys.argv[1:]
+sys.path.insert(0, root)
+load("agentrl_cli")
+others = Others()
+sys.meta_path.insert(0, others)
+for others.one in names:
+    forget("agentrl_cli.plugins.", "agentlightning.")  # the second is an alias that a plugin registers
+    load(f"agentrl_cli.plugins.{others.one}")
+    print("works:", others.one)
+forget("agentrl_cli.", "agentlightning.")
+sys.path[0] = copy
+os.chdir(copy)
+load("agentrl_cli")
+from agentrl_cli.commands import commands, load_command, main
+from agentrl_cli.registry.plugins import load_plugins
+
+assert sys.modules["agentrl_cli"].__file__.startswith(copy + "/") and not load_plugins()
+for name in commands():
+    load_command(name)
+assert main(["config", "show", "--all"]) == main(["tools", "list", "--pack", "echo-task"]) == 0
+print("works: core")
 """
 
 
-def deleted_sets() -> dict[str, list[str]]:
-    """Return sets of plugins: all, and seven such that each is once deleted without any given other one.
-
-    Each plugin is in three of the seven, and no two in the same three (Sperner 1928).
-    """
-    places = list(combinations(range(7), 3))
-    assert len(FOLDERS) <= len(places)
-    found = {"all": FOLDERS}
-    for number in range(7):
-        named = zip(FOLDERS, places, strict=False)
-        found[f"set-{number}"] = [name for name, places in named if number in places]
-    return found
-
-
-def test_without_some_plugins_the_rest_can_be_imported_and_used(tmp_path: Path) -> None:
-    """Each with every other one deleted in some copy, and the core without any."""
-    lines = []
-    sets = deleted_sets()
-    for missing, deleted in sets.items():
-        copy = tmp_path / missing
-        shutil.copytree(PACKAGE, copy / "agentrl_cli")
-        for name in ("tasks", "sandbox", "runs"):
-            (copy / name).symlink_to(ROOT / name)
-        delete_plugins(copy, deleted)
-        lines.append(" ".join([str(copy), *sorted(set(FOLDERS) - set(deleted))]))
-    command = [sys.executable, "-P", "-c", WITHOUT, str(ROOT)]
-    given = "\n".join(lines)
-    done = subprocess.run(
-        command, cwd=tmp_path, input=given, capture_output=True, text=True, check=False
-    )
+def test_each_plugin_is_imported_without_the_others_and_the_core_is_used_without_any(
+    tmp_path: Path,
+) -> None:
+    copy = tmp_path / "core"
+    shutil.copytree(PACKAGE, copy / "agentrl_cli")
+    for name in ("tasks", "sandbox", "runs"):
+        (copy / name).symlink_to(ROOT / name)
+    delete_plugins(copy, FOLDERS)
+    command = [sys.executable, "-P", "-c", USE, str(copy), str(ROOT), *FOLDERS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     works = [line for line in done.stdout.splitlines() if line.startswith("works: ")]
-    assert works == [f"works: {name}" for name in sets], done.stderr[-4000:]
+    assert works == [f"works: {name}" for name in (*FOLDERS, "core")], done.stderr[-4000:]

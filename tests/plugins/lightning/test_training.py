@@ -59,7 +59,7 @@ def verl(model: Path, **trainer: Any) -> dict[str, Any]:
             },
             "actor": {
                 "ppo_mini_batch_size": 4,
-                "optim": {"lr": 2e-2, "lr_warmup_steps": 0},
+                "optim": {"lr": 4e-2, "lr_warmup_steps": 0},
                 "use_kl_loss": False,
             },
             "model": {"path": str(model), "use_remove_padding": True},
@@ -81,7 +81,7 @@ TASKS = [{"question": f"Go {number}."} for number in range(6)]
 def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path) -> None:
     """Rewards rise; an episode and its span have the same ids; the final reward is the episode's."""
     store = agl.SqliteLightningStore(tmp_path / "runs" / "agentrl.db")
-    algorithm = agl.VERL(verl(model, total_training_steps=10, test_freq=10))
+    algorithm = agl.VERL(verl(model, total_training_steps=7, test_freq=7))
     trainer = agl.Trainer(algorithm=algorithm, n_runners=16, store=store, project=tmp_path)
     trainer.fit(bandit, TASKS, val_dataset=TASKS[:2])
     assert algorithm.last is not None and algorithm.last.status == "finished"
@@ -91,10 +91,10 @@ def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as held:
         rows = held.episodes.rows(held.episodes.ids("kind:train", "time"))
         episodes = [held.episodes.get(row.id) for row in rows]
-    assert len(episodes) == 10 * 4 * 8
+    assert len(episodes) == 7 * 4 * 8
     rewards = [
         float(np.mean([e.graded_reward for e in episodes if e.step == step]))
-        for step in range(1, 11)
+        for step in range(1, 8)
     ]
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
 

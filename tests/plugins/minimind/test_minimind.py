@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import Qwen3Config
 
-from agentrl_cli.commands import main
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import DataError, ModelError
 from agentrl_cli.learning.forward import way_of
@@ -22,6 +21,7 @@ from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
 from tests.sft.test_from_file import CALLED, SYSTEM
 
@@ -127,83 +127,46 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_path: Path) -> None:
+def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, cli: Cli) -> None:
     from transformers import AutoModelForCausalLM
 
-    assert main(["import", "minimind", str(native), str(tmp_path / "hf")]) == 0
+    cli("import", "minimind", str(native), "hf")
     weights = torch.load(native, weights_only=True)
     ids = torch.arange(5, 45)[None]
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    other = AutoModelForCausalLM.from_pretrained(cli.folder / "hf", dtype=torch.float32)
     assert torch.allclose(native_logits(weights, ids), other(ids).logits, atol=1e-4)
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
-    project = tmp_path / "p"
-    assert (
-        main(
-            [
-                "init",
-                "--min-level",
-                "ns",
-                "minimind-task",
-                str(project),
-                "--model",
-                str(tmp_path / "hf"),
-            ]
-        )
-        == 0
-    )
-    at = ["--project", str(project), "--set", "model.device=cpu"]
-    assert (
-        main(
-            [
-                "sft",
-                str(tmp_path / "tuned"),
-                "--data",
-                str(tmp_path / "rows.jsonl"),
-                "--steps",
-                "2",
-                *at,
-            ]
-        )
-        == 0
-    )
-    few = [
-        "--set",
-        "rollout.prompts_per_step=1",
-        "--set",
-        "rollout.group_size=2",
-        "--set",
-        "model.chat.append_only=true",
-    ]
-    few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.skip.zero_variance=false"]
-    assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
-    assert main(["eval", "--limit", "1", "-k", "1", *at, *few]) == 0
-    assert main(["chat", "--model", str(tmp_path / "tuned"), "--say", "1+1?", "--json", *at]) == 0
-    assert main(["merge", "last", str(tmp_path / "merged"), "--project", str(project)]) == 0
-    assert main(["import", "minimind", str(tmp_path / "merged"), str(tmp_path / "back.pth")]) == 0
-    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    (cli.folder / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
+    cli("init", "--min-level", "ns", "minimind-task", "p", "--model", "hf")
+    at = ("--project", "p", "--set", "model.device=cpu")
+    cli("sft", "tuned", "--data", "rows.jsonl", "--steps", "2", *at)
+    few = ["rollout.prompts_per_step=1", "rollout.group_size=2", "model.chat.append_only=true"]
+    few += ["rollout.max_new_tokens=8", "algo.skip.zero_variance=false"]
+    less = [word for one in few for word in ("--set", one)]
+    cli("train", "--model", str(cli.folder / "tuned"), "--steps", "1", *at, *less)
+    cli("eval", "--limit", "1", "-k", "1", *at, *less)
+    cli("merge", "last", "merged", "--project", "p")
+    cli("import", "minimind", "merged", "back.pth")
+    back = torch.load(cli.folder / "back.pth", weights_only=True)
     back = {name: weight.float() for name, weight in back.items()}
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    trained = AutoModelForCausalLM.from_pretrained(cli.folder / "merged", dtype=torch.float32)
     assert torch.allclose(native_logits(back, ids), trained(ids).logits, atol=0.05), (
         "half precision"
     )
 
 
-def test_what_cannot_be_imported_is_named(
-    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.save(
-        {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}, tmp_path / "moe.pth"
-    )
-    assert main(["import", "minimind", str(tmp_path / "moe.pth"), str(tmp_path / "x")]) != 0
-    assert "mixture of experts" in capsys.readouterr().err
-    folder = tmp_path / "native"
+def test_what_cannot_be_imported_is_named(native: Path, cli: Cli) -> None:
+    experts = {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}
+    torch.save(experts, cli.folder / "moe.pth")
+    cli("import", "minimind", "moe.pth", "x", code=2, said="mixture of experts")
+    folder = cli.folder / "native"
     folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "minimind", "num_attention_heads": HEADS})
-    )
+    about = {"model_type": "minimind", "num_attention_heads": HEADS}
+    (folder / "config.json").write_text(json.dumps(about))
     (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
-    assert main(["doctor", "--template", "--model", str(folder)]) != 0
-    assert convert(folder, tmp_path / "y", native.parent.parent / "model") > 0
+    with pytest.raises(ModelError, match="minimind's own form") as refused:
+        load_model(folder, ModelConfig(), base=folder)
+    assert "agentrl import minimind" in refused.value.hint
+    assert convert(folder, cli.folder / "y", native.parent.parent / "model") > 0
 
 
 NATIVE = """
@@ -273,27 +236,15 @@ def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     assert way_of(model) == "padded"
 
 
-def test_a_run_of_minimind_3_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_minimind_3_is_planned(cli: Cli) -> None:
     sizes: dict[str, Any] = {
-        "hidden_size": 768,
-        "num_hidden_layers": 8,
-        "vocab_size": 6400,
-        "intermediate_size": 2432,
-    }
-    heads: dict[str, Any] = {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 96,
+        **{"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 6400, "head_dim": 96},
+        **{"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 2432},
         "tie_word_embeddings": True,
     }
-    Qwen3Config(**sizes, **heads, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
-    assert (
-        main(
-            ["train", "--dry-run", "--model", str(tmp_path), "--set", "task.packs=[minimind-task]"]
-        )
-        == 0
-    )
-    assert "63,9" in capsys.readouterr().err, "minimind-3 has 64 million parameters"
+    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(cli.folder)
+    words = ("train", "--dry-run", "--model", ".", "--set", "task.packs=[minimind-task]")
+    cli(*words, said="63,9")  # minimind-3 has 64 million parameters
 
 
 async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
