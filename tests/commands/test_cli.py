@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from agentrl_cli import __version__
-from agentrl_cli.commands import commands
+from agentrl_cli.commands import commands, main
 from agentrl_cli.commands.boundary import report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
 from agentrl_cli.errors import GateNotMet, NotFound, StoreError
@@ -121,11 +121,14 @@ def test_an_unexpected_error_leaves_its_traceback_in_a_log(
     assert "Traceback" in log.read_text() and __version__ in log.read_text()
 
 
-def test_debug_shows_the_traceback(project: Path) -> None:
+def test_debug_shows_the_traceback(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "agentrl.yaml").write_text("trian: 1\n")
-    done = run("config", "validate", AGENTRL_DEBUG="1")
-    assert done.returncode == 2 and "Traceback" in done.stderr
-    assert "Traceback" not in run("config", "validate").stderr
+    for debug, shown in (("", False), ("1", True)):
+        monkeypatch.setenv("AGENTRL_DEBUG", debug)
+        assert main(["config", "validate"]) == 2
+        assert ("Traceback" in capsys.readouterr().err) is shown
 
 
 def test_a_full_disk_is_a_message() -> None:

@@ -1,13 +1,13 @@
 """Every old name of a command or an option still parses, with all its options, and prints its new form."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import load_command, main
+from agentrl_cli.commands import load_command
 from agentrl_cli.commands.renamed import COMMANDS, OPTIONS, translate
 from agentrl_cli.store import RunRow, Store
+from tests.helpers.cli import Cli
 
 OLD = {
     "query": "--param 1 -n 5 --timeout 3 --schema --format csv --json -p . --db a.db 'select ?'",
@@ -61,13 +61,9 @@ def test_the_first_argument_is_found_behind_options_and_dashes() -> None:
     assert translate(["ls"], load_command) == (["ls"], "")
 
 
-def test_an_old_name_runs_and_prints_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Store.open(tmp_path / "a.db") as store:
+def test_an_old_name_runs_and_prints_one_line(cli: Cli) -> None:
+    with Store.open(cli.folder / "a.db") as store:
         store.runs.add(RunRow("r", "fox", status="finished"))
-    where = ["--db", str(tmp_path / "a.db")]
-    assert main(["query", "select name from runs", "--format", "csv", *where]) == 0
-    out, err = capsys.readouterr()
-    assert out == "name\nfox\n"
-    assert err == "`agentrl query` is now `agentrl ls --sql`.\n"
+    words = ("query", "select name from runs", "--format", "csv", "--db", "a.db")
+    assert cli(*words) == "name\nfox\n"
+    assert cli.err == "`agentrl query` is now `agentrl ls --sql`.\n"

@@ -123,12 +123,10 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
         and sandbox.is_relative_to(tmp_path)
     )
     assert agentrl(python, "--version", cwd=tmp_path) == f"agentrl {version()}\n"
-    assert "code-task" in agentrl(python, "init", "--list", cwd=tmp_path)
     agentrl(python, "init", "echo-task", "mine", "--min-level", "ns", cwd=tmp_path)
     assert (tmp_path / "mine" / "task.py").read_bytes() == (
         ROOT / "tasks" / "echo-task" / "task.py"
     ).read_bytes()
-    assert "agentrl.yaml" in agentrl(python, "config", "show", cwd=tmp_path / "mine")
     command = [str(python.parent / "agentrl"), "sft", "out", "--recipe", "tiny-tools"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "recipes/tiny_tools of a checkout" in done.stderr

@@ -11,7 +11,6 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
-from agentrl_cli.commands import main
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import UsageError
 from agentrl_cli.models.load import require_undamaged
@@ -20,6 +19,7 @@ from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.types import Message
 from recipes.tiny_tools.recipe import Plan, encode, rate, train
 from recipes.tiny_tools.stream import row
+from tests.helpers.cli import Cli
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_tools"
 
@@ -155,20 +155,16 @@ def test_only_what_a_model_samples_counts_in_full_and_mistakes_do_not(trained: P
     assert chat.assistant_text(Message(**mistake)) not in said
 
 
-def test_the_command_trains_and_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "a-copy"
+def test_the_command_trains_and_resumes(cli: Cli) -> None:
+    recipe = cli.folder / "a-copy"
     shutil.copytree(RECIPE, recipe)
     fields = {key: value for key, value in dataclasses.asdict(SMALL).items() if key != "extra"}
     (recipe / "recipe.yaml").write_text(json.dumps(fields), encoding="utf-8")
-    out = str(tmp_path / "model")
-    assert main(["sft", out, "--recipe", str(recipe), "--steps", "1", "--json"]) == 0
-    assert main(["sft", out, "--recipe", str(recipe), "--steps", "2"]) == 2
-    assert "not empty" in capfd.readouterr().err
-    assert main(["sft", out, "--recipe", str(recipe), "--steps", "2", "--resume"]) == 0
-    assert main(["sft", str(tmp_path / "new"), "--recipe", str(recipe), "--resume"]) == 2
-    assert "No stopped training" in capfd.readouterr().err
-    assert main(["sft", str(tmp_path / "new"), "--recipe", str(recipe), "--tool-rate", "0.5"]) == 2
-    assert "tool_rate" in capfd.readouterr().err
+    own = ("--recipe", str(recipe))
+    cli.json("sft", "model", *own, "--steps", "1")
+    cli("sft", "model", *own, "--steps", "2", code=2, said="not empty")
+    cli("sft", "model", *own, "--steps", "2", "--resume")
+    cli("sft", "new", *own, "--resume", code=2, said="No stopped training")
+    cli("sft", "new", *own, "--tool-rate", "0.5", code=2, said="tool_rate")
     (recipe / "recipe.yaml").write_text("architecture: {}\nstep: 3\n", encoding="utf-8")
-    assert main(["sft", str(tmp_path / "bad"), "--recipe", str(recipe)]) == 2
-    assert "recipe.yaml" in (said := capfd.readouterr().err) and "'step'" in said
+    cli("sft", "bad", *own, code=2, said=("recipe.yaml", "'step'"))

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
 import pytest
 from pydantic import Field
 
-from agentrl_cli.commands import main
 from agentrl_cli.commands.init.functions import tools_in
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks import load_packs
 from agentrl_cli.tools import TOOLS, as_tool, tool_schema, validate_arguments
 from agentrl_cli.tools.schema import type_schema
+from tests.helpers.cli import Cli
 
 PUBLISHED = Path(__file__).with_name("schemas.jsonl")
 """Name to schema, one a line, in the order of its keys: part of the prompt that trained models know."""
@@ -145,17 +145,14 @@ def test_a_function_without_named_parameters_is_no_tool(tmp_path: Path) -> None:
     assert "Left out: Tool many: a model cannot fill in *values" in notes[0]
 
 
-def test_a_tool_is_shown_with_the_values_it_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "tool.py").write_text(
         "from typing import Annotated, Literal\nfrom pydantic import Field\n\n"
         'To = Literal["km", "mile"]\nBy = Annotated[int, Field(ge=1, le=9)]\n'
         "def convert(to: To, by: By, of: list[float], x: int | None):\n"
         '    """Convert.\n\n    Args:\n        to: The unit.\n    """\n'
     )
-    assert main(["tools", "show", f"{tmp_path}/tool.py:convert"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("tools", "show", "tool.py:convert")
     assert (
         'to (string, one of "km", "mile")  The unit.' in shown
         and "by (integer, from 1, to 9)" in shown

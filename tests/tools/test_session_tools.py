@@ -1,19 +1,18 @@
 """`run_python`, `bash` and `files` in one session: what the model reads, and that links lead nowhere."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Session
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tools.session import LINES, MAX_TEXT
 from agentrl_cli.types import ToolResult
+from tests.helpers.cli import Cli
 from tests.helpers.sandbox import open_sandbox
 
 
@@ -184,25 +183,16 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
     assert "passwd" not in listed
 
 
-def test_the_commands_show_and_call_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tools", "call", "bash", '{"command": "echo hi"}']) == 0
-    seen = capsys.readouterr()
-    assert seen.out == "hi\n" and "sandbox ns" in seen.err
-    assert main(["tools", "call", "bash", '{"command": "exit 4"}', "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"] == "exit"
-    assert main(["tools", "call", "files", '{"action": "list"}']) == 0
-    assert capsys.readouterr().out == "[the folder is empty]\n"
-    assert main(["tools", "show", "files"]) == 0
-    shown = capsys.readouterr().out
+def test_the_commands_show_and_call_them(cli: Cli) -> None:
+    assert cli("tools", "call", "bash", '{"command": "echo hi"}', said="sandbox ns") == "hi\n"
+    failed = cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)
+    assert failed["error"] == "exit"
+    assert cli("tools", "call", "files", '{"action": "list"}') == "[the folder is empty]\n"
+    shown = cli("tools", "show", "files")
     assert 'action (string, one of "view", "write", "edit", "list")' in shown
     assert "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
     for name, limits in (
         ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
         ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),
     ):
-        assert main(["tools", "show", name]) == 0
-        assert limits in capsys.readouterr().out.splitlines()
-    assert main(["tools", "list", "--json"]) == 0
-    assert {"bash", "files"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}
+        assert limits in cli("tools", "show", name).splitlines()

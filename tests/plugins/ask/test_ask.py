@@ -71,17 +71,21 @@ async def test_why_a_run_failed(store: Path) -> None:
             return "".join(one.text for one in found.content), bool(found.is_error)
 
         assert "first" in (await ask("runs"))[0]
-        assert "guess" in (await ask("failures", name="first"))[0]
-        assert "4 of 8" in (await ask("failures"))[0]
+        found, _ = await ask("failures", name="first")
+        assert "guess" in found and "4 of 8" in found
         listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
         assert "00000000000007" in listed and "00000000000000" not in listed
         assert "00000000000000" in (await ask("search", text="Find"))[0]
         whole, _ = await ask("episode", id="00000000000000")
         assert "look" in whole and "abab" not in whole
-        for name in ("--config", "../other", "missing"):
-            text, failed = await ask("episode", id=name)
-            assert failed and ("is not the name" in text or "No episode" in text)
-        assert "is not the name" in (await ask("failures", name="--scan=x.py:f"))[0]
+        for tool, given, said in (
+            ("episode", {"id": "--config"}, "is not the name"),
+            ("episode", {"id": "../other"}, "is not the name"),
+            ("failures", {"name": "--scan=x.py:f"}, "is not the name"),
+            ("episode", {"id": "missing"}, "No episode"),
+        ):
+            text, failed = await ask(tool, **given)
+            assert failed and said in text
     assert store.read_bytes() == before
 
 

@@ -82,15 +82,9 @@ def test_a_planted_fault_is_named_with_a_number_and_an_episode(
         return
     assert found[0]["value"] > 0 and found[0]["text"] in said["verdict"]
     cli("replay", found[0]["episode"], "--json")
-    text = cli(
-        "certify",
-        "last",
-        str(target),
-        *FEW,
-        code=4,
-        said=(fault, f"agentrl replay {found[0]['episode']}"),
-    )
-    assert said["verdict"] in text
+    if fault == "tokenizer":  # the others' text is made of the same fields
+        again = (fault, f"agentrl replay {found[0]['episode']}")
+        assert said["verdict"] in cli("certify", "last", str(target), *FEW, code=4, said=again)
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")

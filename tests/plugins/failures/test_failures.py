@@ -13,8 +13,8 @@ from agentrl_cli.plugins.failures.modes import find_modes, generalise
 from agentrl_cli.plugins.failures.scan import agree, load_scanner, scan
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, ToolCall, ToolResult
+from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
-from tests.helpers.train import spawn
 from tests.reports.planted import attempt
 
 KINDS = ("no call", "other tool", "argument", "raises", "loops", "ignores")
@@ -178,16 +178,13 @@ async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> Non
         assert not flagged and len(failed) == 4 and "KeyError" in failed[0][1]
 
 
-def test_the_command_reports_modes_and_flags(tmp_path: Path) -> None:
-    store_of(tmp_path / "agentrl.db", episodes()).close()
-    db = ("--db", str(tmp_path / "agentrl.db"))
-    code, out = spawn(tmp_path, "failures", "--json", *db)
-    report = json.loads(out)
-    assert code == 0 and report["failed"] == 3 and len(report["modes"]) == 3
-    (tmp_path / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
-    scanned = ("failures", "--scan", "s.py:long", "--label", "x", "--json", *db)
-    code, out = spawn(tmp_path, *scanned)
-    assert code == 0 and json.loads(out)["agreement"] is None
-    code, out = spawn(tmp_path, "failures", "--label", "x", *db)
-    assert code == 2 and "--scan" in out
+def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
+    store_of(cli.folder / "agentrl.db", episodes()).close()
+    db = ("--db", "agentrl.db")
+    report = cli.json("failures", *db)
+    assert report["failed"] == 3 and len(report["modes"]) == 3
     assert not isnan(report["modes"][0]["share"])
+    (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
+    scanned = cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)
+    assert scanned["agreement"] is None
+    cli("failures", "--label", "x", *db, code=2, said="--scan")

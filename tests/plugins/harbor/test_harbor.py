@@ -5,9 +5,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.evaluate.grader_attacks import leave_early
 from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
@@ -15,6 +12,7 @@ from agentrl_cli.paths import find_pack
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 
 DOCKERFILE = (
     "FROM ubuntu:24.04\nWORKDIR /srv\nCOPY notes.txt /srv/data/notes.txt\nRUN mkdir -p out\n"
@@ -43,13 +41,11 @@ def written(folder: Path, dockerfile: str) -> None:
         (folder / name).write_text(text)
 
 
-async def test_folders_become_a_pack_whose_own_solutions_pass(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cli: Cli) -> None:
     """Those written of swe-task and a shell task; one that installs a package is left out by its name."""
-    words = ["harbor", str(tmp_path / "tasks"), "--pack", "swe-task", "--split", "test", "-n", "9"]
-    assert await asyncio.to_thread(main, words) == 0  # it has an event loop of its own
-    assert len(capsys.readouterr().out.splitlines()) == 9
+    words = ("harbor", "tasks", "--pack", "swe-task", "--split", "test", "-n", "9")
+    written_ones = await asyncio.to_thread(cli, *words)  # it has an event loop of its own
+    assert len(written_ones.splitlines()) == 9
     first = tmp_path / "tasks" / "swe-task-test-0000"
     found = {path.relative_to(first).as_posix() for path in first.glob("**/*")}
     assert {"task.toml", "instruction.md", "solution/solve.sh", "tests/test.sh"} <= found
@@ -57,8 +53,7 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(
     source = load_pack(find_pack("swe-task")).tasks("test")[:9]
     written(tmp_path / "tasks" / "capitals", DOCKERFILE)
     written(tmp_path / "tasks" / "grown", DOCKERFILE + "RUN apt-get install -y jq\n")
-    assert main(["init", str(tmp_path / "p"), "--from", f"harbor:{tmp_path / 'tasks'}"]) == 0
-    assert "grown (RUN apt-get install -y jq)" in capsys.readouterr().err
+    cli("init", "p", "--from", "harbor:tasks", said="grown (RUN apt-get install -y jq)")
     pack = load_pack(tmp_path / "p")
     rows = [task for split in pack.splits() for task in pack.tasks(split)]
     assert len(rows) == 10
@@ -74,13 +69,11 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(
         assert [str(problem) for problem in await check_pack(pack, sandbox, every=True)] == []
 
 
-def test_what_is_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["init", str(tmp_path / "p"), "--from"]
-    assert main([*given, f"harbor:{tmp_path / 'none'}"]) == 2
+def test_what_is_no_task(tmp_path: Path, cli: Cli) -> None:
+    cli("init", "p", "--from", "harbor:none", code=2)
     written(tmp_path / "one", DOCKERFILE)
     (tmp_path / "one" / "tests" / "test.sh").unlink()
-    assert main([*given, f"harbor:{tmp_path / 'one'}"]) == 2
-    assert "has no tests/test.sh" in capsys.readouterr().err
+    cli("init", "p", "--from", "harbor:one", code=2, said="has no tests/test.sh")
 
 
 async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero() -> None:
@@ -121,9 +114,7 @@ def test_rows_of_swe_task_are_those_of_its_generator() -> None:
         assert [json.loads(line) for line in lines] == rows
 
 
-def test_what_no_script_grades_is_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["harbor", str(tmp_path / "t"), "--pack", "code-task", "-n", "1"]) == 2
-    assert "is not graded by a script tests/test.sh" in capsys.readouterr().err
-    assert not (tmp_path / "t").exists()
+def test_what_no_script_grades_is_not_written(cli: Cli) -> None:
+    said = "is not graded by a script tests/test.sh"
+    cli("harbor", "t", "--pack", "code-task", "-n", "1", code=2, said=said)
+    assert not (cli.folder / "t").exists()

@@ -15,6 +15,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.paths import bundled_model
+from tests.helpers.cli import Cli
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 TOOL = {
@@ -123,34 +124,26 @@ def test_llama_cpp_cuts_texts_alike_and_continues_with_the_same_tokens(
     theirs.close()
 
 
-def test_other_types_architectures_and_positions_are_refused_with_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["merge", "tiny", str(tmp_path / "a"), "--gguf", "--gguf-type", "q9"]) == 2
-    assert "Choose f16, bf16, f32, q8_0" in capfd.readouterr().err and not list(tmp_path.iterdir())
-    source = folder_of("Qwen3", tmp_path / "model")
+def test_other_types_architectures_and_positions_are_refused_with_words(cli: Cli) -> None:
+    said = "Choose f16, bf16, f32, q8_0"
+    cli("merge", "tiny", "a", "--gguf", "--gguf-type", "q9", code=2, said=said)
+    assert not list(cli.folder.iterdir())
+    source = folder_of("Qwen3", cli.folder / "model")
     config = json.loads((source / "config.json").read_text())
     config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
     (source / "config.json").write_text(json.dumps(config))
-    assert main(["merge", str(source), str(tmp_path / "out"), "--gguf"]) == 2
-    said = capfd.readouterr().err
-    assert "dynamic" in said and "convert_hf_to_gguf.py" in said
-    assert not [path for path in (tmp_path / "out").iterdir() if "gguf" in path.name]
+    cli("merge", "model", "out", "--gguf", code=2, said=("dynamic", "convert_hf_to_gguf.py"))
+    assert not [path for path in (cli.folder / "out").iterdir() if "gguf" in path.name]
 
 
 def test_a_tokenizer_with_cuts_of_its_own_is_a_warning_that_quotes_the_text(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    cli: Cli, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    source = folder_of("Qwen3", tmp_path / "model")
+    source = folder_of("Qwen3", cli.folder / "model")
     data = json.loads((source / "tokenizer.json").read_text())
-    first = {
-        "type": "Split",
-        "pattern": {"Regex": "[aeiou]"},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [first, data["pre_tokenizer"]]}
+    cuts = {"pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
+    both = [{"type": "Split", **cuts}, data["pre_tokenizer"]]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
     (source / "tokenizer.json").write_text(json.dumps(data))
-    merged(str(source), tmp_path / "out")
-    assert "llama.cpp cuts texts differently" in capfd.readouterr().err
+    cli("merge", "model", "out", "--gguf", said="llama.cpp cuts texts differently")

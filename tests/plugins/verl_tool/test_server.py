@@ -27,6 +27,7 @@ from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.types import Outcome, ToolResult
+from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants
 from tests.helpers.remote import server
@@ -677,19 +678,8 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
             await server.wait()
 
 
-def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "tools",
-        "serve",
-        "--no-auth",
-        "--host",
-        "0.0.0.0",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2 and "loopback" in done.stderr
+def test_the_command_refuses_an_open_door(cli: Cli) -> None:
+    cli("tools", "serve", "--no-auth", "--host", "0.0.0.0", code=2, said="loopback")
 
 
 def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
