@@ -212,14 +212,6 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENDS)
-async def test_every_way_to_end_has_an_outcome(tmp_path: Path, name: str) -> None:
-    code, outcome, text = ENDS[name]
-    episode = await play(pack_of(tmp_path, code), ["One.", "Two.", "Three."])
-    assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
-    assert episode.reward is None or not outcome.is_error
-
-
 @pytest.mark.parametrize("style", ["def", "async def"])
 async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
     """No client waits for it, and its episode is masked."""
@@ -337,6 +329,7 @@ print("thinking aloud", file=sys.stderr)
 print(json.dumps({"env": sorted(os.environ), "task": task}))
 print(json.dumps({"reward": float(said["content"] == "Four.")}))
 """
+AGENT = {"function": "agent.py:agent"}
 COMMAND = {"command": [sys.executable, "agent.py"], "env": {"MODE": "fast"}}
 
 
@@ -375,13 +368,13 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
 PROGRAMS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
     "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "signal SIGKILL"),
-    "never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
-    "hangs": (
+    "program never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
+    "program hangs": (
         "import time\nprint('waiting', flush=True)\ntime.sleep(3600)",
         Outcome.AGENT_TIMEOUT,
         "1.5 s",
     ),
-    "no number": (
+    "program gives no number": (
         PROGRAM + "print(json.dumps({'reward': 'x'}))",
         Outcome.AGENT_ERROR,
         "'x' is not a reward",
@@ -389,13 +382,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-async def test_every_way_a_program_can_end(tmp_path: Path, name: str) -> None:
-    code, outcome, text = PROGRAMS[name]
-    episode = await play(
-        pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 600})
-    )
+@pytest.mark.parametrize("name", [*ENDS, *PROGRAMS])
+async def test_every_way_to_end_has_an_outcome(tmp_path: Path, name: str) -> None:
+    code, outcome, text = {**ENDS, **PROGRAMS}[name]
+    command = {**COMMAND, "timeout": 1.5 if name == "program hangs" else 600}
+    agent = command if name in PROGRAMS else "agent.py:agent"
+    episode = await play(pack_of(tmp_path, code, agent), ["One.", "Two.", "Three."])
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
+    assert episode.reward is None or not outcome.is_error
 
 
 START = """
@@ -488,6 +482,8 @@ def test_the_last_line_of_json_is_the_reward() -> None:
         ({"function": "agent.py"}, "not a function; write file.py:function"),
         ({"url": "x"}, "`command` or `remote`"),
         ("agent.py:odd", "'question', which no episode gives"),
+        *(({**AGENT, "on_error": value}, "agent.on_error") for value in ("zero", 1, True)),
+        ({**AGENT, "rejects": "X"}, "agent.rejects"),
     ],
 )
 async def test_an_agent_that_cannot_be_run_is_refused_with_the_reason(
@@ -557,7 +553,6 @@ def agent(task, base_url, api_key, model):
             AFTER
             return float(said["content"] == task.data["answer"])
 """
-AGENT = {"function": "agent.py:agent"}
 GOOD = call("add", a=0, b=2)
 UNREADABLE = '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'
 PARTS = "rewards: {half: {weight: 1.0, primary: true}}\n"
@@ -698,14 +693,6 @@ def agent(task, base_url, api_key):
     for _ in range(2):
         assert (await play(pack)).reward == 1.0
     assert pack.tasks("train")[0].prompt[0]["content"] == "What is 0 + 2?"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("on_error", "zero"), ("on_error", 1), ("on_error", True), ("rejects", "X")]
-)
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"agent.{key}"):
-        pack_of(tmp_path, loop(), {**AGENT, key: value})
 
 
 CHAINED = """\

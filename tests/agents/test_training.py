@@ -18,8 +18,9 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Fact, Origin, Outcome
 from tests.agents.test_runners import LIMITS, TOOLS, pack_of
+from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.train import episodes_of, spawn, trainer_of, write_pack, write_project
+from tests.helpers.train import episodes_of, trainer_of, write_pack, write_project
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"
@@ -58,19 +59,17 @@ async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: 
     assert [row[:4] for row in found[0]] == [row[:4] for row in found[1]]
 
 
-def test_the_command_line_takes_an_agent_and_resumes_with_it(tmp_path: Path, model: Path) -> None:
+def test_the_command_line_takes_an_agent_and_resumes_with_it(
+    tmp_path: Path, model: Path, cli: Cli
+) -> None:
     """rollout, train, --resume, eval and replay of one project, with `--agent` alone."""
     project = write_project(tmp_path, model)
     (project / "agent.py").write_text(AGENT)
     given = ("--agent", "agent.py:agent")
-    code, text = spawn(project, "rollout", "-n", "2", *given)
-    assert code == 0, text
-    code, text = spawn(project, "train", "--steps", "1", *given)
-    assert code == 0, text
-    code, text = spawn(project, "train", "--resume", "last", "--steps", "2")
-    assert code == 0, text
-    code, text = spawn(project, "eval", "-k", "1", "--limit", "2", *given, "--json")
-    assert code == 0, text
+    cli("rollout", "-n", "2", *given)
+    cli("train", "--steps", "1", *given)
+    cli("train", "--resume", "last", "--steps", "2")
+    cli("eval", "-k", "1", "--limit", "2", *given)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = next(row for row in store.runs.all() if row.kind == "train")
         assert (run.status, run.step) == ("finished", 2) and json.loads(json.dumps(run.config))[
@@ -78,18 +77,12 @@ def test_the_command_line_takes_an_agent_and_resumes_with_it(tmp_path: Path, mod
         ] | SETTINGS
         rows = store.episodes.rows(store.episodes.ids("", "time"))
         assert {row.kind for row in rows} == {"rollout", "train", "eval"}
-    code, text = spawn(project, "replay", rows[0].id, "--plain")
-    assert code == 0 and "Go " in text, text
-    code, text = spawn(project, "rescore", "last", "--no-keep")
-    assert code == 0 and "0 of " in text, text
-    code, text = spawn(
-        project, "chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward"
-    )
-    assert code == 1 and "no task to score by" in text, text
-    code, text = spawn(
-        project, "train", "--resume", "last", "--steps", "3", "--agent", "other.py:agent"
-    )
-    assert code == 2 and "`task`" in text, text
+    assert "Go " in cli("replay", rows[0].id, "--plain")
+    assert "0 of " in cli("rescore", "last", "--no-keep") + cli.err
+    said = cli("chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward", code=1)
+    assert "no task to score by" in said + cli.err
+    other = ("--steps", "3", "--agent", "other.py:agent")
+    cli("train", "--resume", "last", *other, code=2, said="`task`")
 
 
 CHAT = Chat(ByteTokenizer())

@@ -250,7 +250,7 @@ def test_offsets_map_back_over_renamed_markup() -> None:
 
 
 def test_random_conversations_with_hostile_contents_never_drift(chat: Chat) -> None:
-    """100 episodes of two tool turns each: appended ids equal the full rendering, one stop token a turn."""
+    """Forty episodes of two tool turns each: appended ids equal the full rendering, one stop token a turn."""
     bits = [
         "<|im_end|>",
         "<|im_start|>",
@@ -267,7 +267,7 @@ def test_random_conversations_with_hostile_contents_never_drift(chat: Chat) -> N
     def text() -> str:
         return "".join(rng.choice(bits) for _ in range(rng.randrange(9)))
 
-    for _ in range(100):
+    for _ in range(40):
         messages: list[Message] = [
             {"role": "system", "content": text()},
             {"role": "user", "content": text()},

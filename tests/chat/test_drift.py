@@ -106,7 +106,7 @@ def test_an_episode_may_end_anywhere(chat: Chat) -> None:
     assert check_episode(Episode("e", "t"), chat) == []
 
 
-def test_a_lost_separator_is_structural(chat: Chat) -> None:
+def test_a_lost_separator_stop_token_or_role_is_structural(chat: Chat) -> None:
     clean = episode(chat, [chat.assistant_ids(CALL), chat.assistant_ids("x")], ["1"])
     place = clean.turns[2].start
     (drift,) = check_episode(without(clean, place, place + 1), chat, TOOLS)
@@ -127,6 +127,10 @@ def test_a_lost_separator_is_structural(chat: Chat) -> None:
         position=50,
     )
     assert [(d.kind, d.turn, d.position) for d in found] == [("structural", 1, 52)]
+    stop = clean.turns[1].end - 1
+    assert worst(check_episode(without(clean, stop, stop + 1), chat, TOOLS)) == "structural"
+    role = clean.turns[2].start + 2  # the u of user
+    assert worst(check_episode(without(clean, role, role + 1), chat, TOOLS)) == "structural"
 
 
 def test_each_branch_is_compared_with_a_rendering_of_its_own(chat: Chat) -> None:
@@ -165,14 +169,6 @@ def test_a_context_may_have_tools_of_its_own(chat: Chat) -> None:
     tree = grafted(one, bare, 0, parent=ROOT)
     assert [drift.kind for drift in check_episode(tree, chat, TOOLS)] == ["structural"]
     assert check_episode(tree, chat, TOOLS, others={2: None}) == []
-
-
-def test_a_lost_stop_token_or_role_is_structural(chat: Chat) -> None:
-    clean = episode(chat, [chat.assistant_ids(CALL), chat.assistant_ids("x")], ["1"])
-    stop = clean.turns[1].end - 1
-    assert worst(check_episode(without(clean, stop, stop + 1), chat, TOOLS)) == "structural"
-    role = clean.turns[2].start + 2  # the u of user
-    assert worst(check_episode(without(clean, role, role + 1), chat, TOOLS)) == "structural"
 
 
 def test_a_foreign_stop_token_is_structural(chat: Chat) -> None:

@@ -32,6 +32,7 @@ from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Origin, Outcome, StopReason
 from tests.chat.test_chat_families import episode_of
 from tests.helpers.chat import GPT_OSS_ENDS, add, tokenizer_for
+from tests.helpers.cli import Cli
 from tests.helpers.family_templates import (
     COHERE2,
     GIVEN,
@@ -343,16 +344,14 @@ async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -
 
 
 def test_doctor_says_what_would_be_skipped_and_what_a_pack_must_lack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
-    folder = write_model(tmp_path / "m", template=TEXT_MOVES)
-    assert main(["doctor", "--template", str(folder)]) == 0
-    shown = capsys.readouterr().out
+    write_model(tmp_path / "m", template=TEXT_MOVES)
+    shown = cli("doctor", "--template", "./m")
     assert "! text, thinking and mistakes around a call are trained: False" in shown
     assert "text before a call would be skipped as drift" in shown
     (tmp_path / "m" / "chat_template.jinja").write_text(MOVING)
-    assert main(["doctor", "--template", str(folder), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = cli.json("doctor", "--template", "./m")
     assert (report["append_only"], report["append_only_without"]) == (
         False,
         "a second user message",

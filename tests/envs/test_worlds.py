@@ -368,36 +368,21 @@ def test_a_chat_in_one_command_speaks_json(
         str(tmp_path / "c.db"),
         *scripted(tmp_path, call, "54.", "no"),
     ]
-    assert (
-        main(
-            [*command, "--json", "--say", "12*4.5?\nPlease.", "--say", "/tokens", "--say", "/save"]
-        )
-        == 0
-    )
+    said = ("12*4.5?\nPlease.", "/tokens", "/save", "/bogus")
+    assert main([*command, "--json", *(word for text in said for word in ("--say", text))]) == 1
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     turns = [event for event in events if event["ev"] == "turn"]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
     assert turns[1]["content"] == "12*4.5?\nPlease." and turns[3]["results"][0]["text"] == "54"
     assert len(turns[4]["ids"]) == len(turns[4]["logp"]) and "tokenizer" not in events[0]
     with Store.open(tmp_path / "c.db", readonly=True) as store:
-        assert store.episodes.get(events[-2]["episode"]).kind == "chat"
-    assert main([*command, "--json", "--say", "/bogus"]) == 1
-    assert "no command /bogus" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
+        saved = next(event["episode"] for event in events if "episode" in event)
+        assert store.episodes.get(saved).kind == "chat"
+    assert "no command /bogus" in events[-1]["message"]
     assert main([*command, "--say", "12*4.5?"]) == 0
     assert "54." in capsys.readouterr().out
-    broken = [
-        "chat",
-        "--json",
-        "--say",
-        "x",
-        "--model",
-        "scripted",
-        "--task",
-        "y",
-        "--db",
-        str(tmp_path / "c.db"),
-    ]
-    assert main(broken) == 2
+    broken = "chat --json --say x --model scripted --task y --db".split()
+    assert main([*broken, str(tmp_path / "c.db")]) == 2
     (last,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert last["ev"] == "fatal" and "needs a pack" in last["message"]
 

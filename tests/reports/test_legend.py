@@ -1,16 +1,13 @@
 """The words of the screens: one record for the command, the key and the page."""
 
-import json
 from typing import get_args
 
-import pytest
-
-from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
 from agentrl_cli.reports.legend import LEGEND, RULES_TITLE, find_words
 from agentrl_cli.rollout.flags import RULES
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.types import Fact, Outcome
+from tests.helpers.cli import Cli
 
 
 def test_every_flag_outcome_fact_and_layer_is_explained() -> None:
@@ -32,8 +29,6 @@ def test_a_word_is_found_whole_before_in_part_and_rules_are_words() -> None:
         assert rule in find_words(rule)[RULES_TITLE]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["words", "adv", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["On the screens"]) == ["adv"]
-    assert main(["words", "LOPP"]) == 2
-    assert "loop" in capsys.readouterr().err
+def test_the_command(cli: Cli) -> None:
+    assert list(cli.json("words", "adv")["On the screens"]) == ["adv"]
+    cli("words", "LOPP", code=2, said="loop")

@@ -1,13 +1,11 @@
 """Where the time goes: spans by hand-computed numbers, of an episode and of a step."""
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.registry.plugins import spread_settings
 from agentrl_cli.reports.spans import (
     GLYPHS,
@@ -19,6 +17,7 @@ from agentrl_cli.reports.spans import (
 )
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall, ToolResult, Turn
+from tests.helpers.cli import Cli
 
 TEN = (
     Turn(0, "user", (), 0, 0, started=100.5),
@@ -186,19 +185,16 @@ def test_a_step_that_leaves_a_core_idle_names_workers(
         assert setting in of_step(store, store.runs.get("run")).command
 
 
-def test_the_command_prints_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_same(tmp_path: Path, cli: Cli) -> None:
     db = tmp_path / "a.db"
     fill(db, 12.0, 1.0, {})
-    where = ["--db", str(db)]
-    assert main(["show", "e1", "--time", *where]) == 0
-    text = capsys.readouterr().out
+    cli.always = ("--db", str(db))
+    text = cli("show", "e1", "--time")
     assert "TIME episode e1: 10.00 s" in text and "2 2×a" in text
-    assert main(["show", "run", "--time", "--json", *where]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("show", "run", "--time")
     assert found["totals"]["sampling"] == 20.0 and found["command"].startswith(
         "agentrl train --set"
     )
-    assert main(["show", "run", "--step", "7", *where]) == 2
-    assert "Its last is 1." in capsys.readouterr().err
+    cli("show", "run", "--step", "7", code=2, said="Its last is 1.")
     with Store.open(db, readonly=True) as store:
         assert of_episode(store, store.episodes.get("e1")).report()["seconds"] == 10.0

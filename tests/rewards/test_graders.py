@@ -19,7 +19,6 @@ import pytest
 import agentrl_cli
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
@@ -35,6 +34,7 @@ from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.types import Episode, Message, Outcome, RewardPart, Task
+from tests.helpers.cli import Cli
 from tests.helpers.processes import soon
 from tests.helpers.train import (
     TASK_PY,
@@ -346,23 +346,19 @@ async def test_an_object_without_a_text_form_is_an_error() -> None:
 
 
 def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, cli: Cli
 ) -> None:
     write_pack(
         tmp_path,
         code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n",
     )
     write_project(tmp_path, model, eval={"k": 1, "limit": 2})
-    assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "None of the 2 episodes could be graded" in said and "Traceback" not in said
-    assert main(["eval", "--project", str(tmp_path)]) == 1
-    assert "None of the 2 attempts could be graded" in capsys.readouterr().err
+    cli("rollout", "-n", "2", code=1, said="None of the 2 episodes could be graded")
+    cli("eval", code=1, said="None of the 2 attempts could be graded")
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
         assert {row.reward for row in store.episodes.rows(store.episodes.ids("", "time"))} == {None}
     (tmp_path / "data" / "train.jsonl").write_text("")
-    assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 2
-    assert "No tasks in split train" in capsys.readouterr().err
+    cli("rollout", "-n", "2", code=2, said="No tasks in split train")
 
 
 def test_a_script_s_stdout_is_its_own(

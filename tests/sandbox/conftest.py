@@ -30,7 +30,7 @@ async def sandbox(
     request: pytest.FixtureRequest, shared: dict[str, Sandbox]
 ) -> AsyncIterator[Sandbox]:
     """The file's sandbox without counts; its level is a parameter."""
-    level = getattr(request, "param", "auto")
+    level = getattr(request, "param", getattr(request.module, "LEVEL", "auto"))
     if level not in shared:
         settings = {"workers": 1, "wall": 2.0, **getattr(request.module, "SANDBOX", {})}
         minimum = "ns" if level == "auto" else level

@@ -11,8 +11,9 @@ from agentrl_cli.sandbox.channel import Channel
 from agentrl_cli.sandbox.runner_process import Process
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.types import Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.sandbox import open_sandbox
-from tests.helpers.train import TASK_YAML, episodes_of, trainer_of, write_model, write_pack
+from tests.helpers.train import TASK_YAML, episodes_of, trainer_of, write_pack
 
 
 class Flaky(Process):
@@ -67,24 +68,31 @@ async def test_one_loss_is_repaired_and_a_second_is_a_fault() -> None:
 CODE = """\
 async def even(episode, ctx):
     session = await ctx.session()
-    return float((await session.cell("1  # poison" if episode.sample == 0 else "1")).ok)
+    cell = await session.cell("1  # poison" if episode.sample == 0 else "1")
+    slow = await session.run("while True: pass")
+    large = await session.bash("head -c 3000000 /dev/zero > f")
+    grade = await ctx.grade("def f(): return 1", [{"call": "f", "expect": 1}])
+    assert (slow.limits.wall, large.limits.file_mb, slow.limits.memory_mb) == (0.3, 2, 512), slow.limits
+    return float(cell.ok and slow.limit == "wall" and large.limit == "file_mb" and grade.ok)
 
 
 REWARDS = {"even": even, "length": lambda episode, ctx: 0.0}
 """
 
 
-async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
+async def test_such_an_episode_is_skipped_and_what_meets_a_packs_limits_is_counted(
+    tmp_path: Path, model: Path, cli: Cli
+) -> None:
     from tests.sandbox.test_faults import Flaky
 
     await (await open_sandbox(**BACKEND)).close()
     pack = write_pack(tmp_path / "pack", code=CODE)
-    (pack / "task.yaml").write_text(TASK_YAML.replace("sandbox: false", "sandbox: true"))
+    (pack / "task.yaml").write_text(
+        TASK_YAML.replace("sandbox: false", "sandbox: {wall: 0.3, file_mb: 2}")
+    )
     Flaky.left = 2  # both tries of the first step's sample 0; that of the second step goes well
-    model, small = write_model(tmp_path / "model"), {"group_size": 3, "prompts_per_step": 1}
-    async with trainer_of(
-        pack, model, train={"steps": 2}, rollout=small, sandbox=BACKEND
-    ) as trainer:
+    small, own = {"group_size": 3, "prompts_per_step": 1}, {**BACKEND, "memory_mb": 512}
+    async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=own) as trainer:
         run = await trainer.train()
         first, second = trainer.store.runs.steps(run.id)
         episodes = episodes_of(trainer.store, run, 1)
@@ -97,5 +105,10 @@ async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
     assert [e.reward for e in episodes if e not in lost] == [1.0, 1.0]
     assert first["rewards/even/mean"] == 1.0  # not 2/3: it was not scored zero
     assert (first["outcomes/sandbox_error"], first["facts/skipped:fault"]) == (1, 1)
-    assert (first["sandbox/sandbox_restarted"], first["sandbox/ok"]) == (2, 2)
-    assert second.get("outcomes/sandbox_error", 0) == 0 and second["sandbox/ok"] == 3
+    assert second.get("outcomes/sandbox_error", 0) == 0
+    for row, played, restarts in ((first, 2, {"sandbox_restarted": 2}), (second, 3, {})):
+        found = {name[8:]: row[name] for name in row if name.startswith("sandbox/")}
+        met = dict.fromkeys(("timeout", "limit/wall", "disk_limit", "limit/file_mb"), played)
+        assert found == {**restarts, **met, "ok": 3 * played}
+    shown = cli("show", run.name, "--db", str(pack / "runs" / "agentrl.db"))
+    assert "sandbox/limit/wall" in shown and "sandbox/ok" in shown

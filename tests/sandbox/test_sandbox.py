@@ -10,6 +10,7 @@ import pytest
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Session, Status
 from agentrl_cli.sandbox.channel import guest_module
+from tests.helpers.cli import Cli
 from tests.helpers.sandbox import open_sandbox
 
 
@@ -187,15 +188,11 @@ async def test_a_last_expression_is_shown(session: Session) -> None:
         assert (result.status, result.stdout) == (Status.OK, shown), code
 
 
-def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from agentrl_cli.commands import main
-
-    program = tmp_path / "program.py"
-    program.write_text("print('hello')\nraise SystemExit(3)")
-    assert main(["sandbox", "run", str(program)]) == 1
-    output = capsys.readouterr()
-    assert output.out == "hello\n[exited with code 3]\n" and "at level ns" in output.err
-    assert main(["sandbox", "run", str(tmp_path / "missing.py")]) == 2
+def test_the_command_runs_a_program(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "program.py").write_text("print('hello')\nraise SystemExit(3)")
+    shown = cli("sandbox", "run", "program.py", code=1, said="at level ns")
+    assert shown == "hello\n[exited with code 3]\n"
+    cli("sandbox", "run", "missing.py", code=2)
 
 
 FORKS = """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.reports.export import export_lines
 from agentrl_cli.store import RunRow, Score, Store
 from agentrl_cli.store.connection import connect
@@ -16,6 +15,7 @@ from agentrl_cli.trainer.metrics import step_metrics
 from agentrl_cli.tui.common.episode_view import contrasting_sibling
 from agentrl_cli.tui.common.reader import load_view
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, Tokens, Turn
+from tests.helpers.cli import Cli
 
 ERRORS = [outcome for outcome in Outcome if outcome.is_error or outcome is Outcome.TOO_LONG]
 
@@ -69,9 +69,7 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     assert task[4:] == (len(EPISODES), 0.5, 0.5)
 
 
-def test_read_back_shown_exported_and_measured(
-    store: Store, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_read_back_shown_exported_and_measured(store: Store, cli: Cli) -> None:
     wanted = [1.0, 0.0] + [None] * len(ERRORS)
     assert (
         [store.episodes.get(e.id).reward for e in EPISODES]
@@ -86,11 +84,9 @@ def test_read_back_shown_exported_and_measured(
     metrics = step_metrics([EPISODES], dict.fromkeys((e.id for e in EPISODES), Fact.TRAINED))
     assert (metrics["reward"], metrics["solved"]) == (0.5, 0.5)
     store.flush()
-    assert main(["show", "timeout", "--db", str(store.path)]) == 0
-    assert "reward -" in capfd.readouterr().out
-    assert main(["ls", "--sort", "reward", "--json", "--db", str(store.path)]) == 0
-    shown = [row["reward"] for row in json.loads(capfd.readouterr().out)]
-    assert shown == [0.0, 1.0] + [None] * len(ERRORS)
+    assert "reward -" in cli("show", "timeout", "--db", str(store.path))
+    shown = cli.json("ls", "--sort", "reward", "--db", str(store.path))
+    assert [row["reward"] for row in shown] == [0.0, 1.0] + [None] * len(ERRORS)
 
 
 def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
