@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,30 @@ async def test_more_memory_than_a_container_has_is_refused(sandbox: Sandbox) -> 
     assert (
         await sandbox.run("print(1)", memory_mb=min(most, 2 * sandbox.limits.memory_mb))
     ).stdout == "1\n"
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup of 40 MiB, in which processes are killed while gigabytes are free elsewhere."""
+    folder = Path(f"/sys/fs/cgroup/memory/agentrl-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(40 << 20))
+    except OSError as problem:
+        pytest.skip(f"no memory cgroup can be made: {problem}")
+    yield folder
+    folder.rmdir()
+
+
+async def test_a_kill_elsewhere_changes_no_result(sandbox: Sandbox, small_group: Path) -> None:
+    bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
+    session = await sandbox.session()
+    for code, status in {
+        "print(1)": Status.OK,
+        "1 / 0": Status.EXCEPTION,
+        "raise SystemExit(3)": Status.EXIT,
+    }.items():
+        await session.cell("0")
+        assert subprocess.run([sys.executable, "-S", "-c", bomb], check=False).returncode == -9
+        assert (await session.run(code)).status is status
+    assert not any(name.startswith(("host", "sandbox")) for name in sandbox.counts), sandbox.counts

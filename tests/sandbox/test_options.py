@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ TASK_YAML = "name: made\ntools: [run_python]\nrewards: {right: {primary: true}}\
 
 async def opened(**settings: Any) -> Sandbox:
     return await open_sandbox(workers=1, **settings)
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await opened() as sandbox:
-        yield sandbox
 
 
 def pack(tmp_path: Path, sandbox: str) -> Pack:

@@ -1,19 +1,14 @@
 """Sockets that honest programs need still work, and kills in other sessions change no result."""
 
 import errno
-import os
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from agentrl_cli.errors import SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, container, grade, image
+from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.channel import guest_module
-from tests.helpers.sandbox import open_sandbox
+
+SANDBOX = {"wall": 10.0}
 
 HONEST = """
 import asyncio, concurrent.futures, multiprocessing, socket, sqlite3, subprocess, tempfile
@@ -41,14 +36,9 @@ if __name__ == '__main__':
 """
 
 
-async def opened(level: str) -> Sandbox:
-    return await open_sandbox(backend=level, min_level="landlock", workers=1, wall=10.0)
-
-
-@pytest.mark.parametrize("level", ["ns", "landlock"])
-async def test_what_honest_programs_need_of_sockets_works(level: str) -> None:
-    async with await opened(level) as sandbox:
-        result = await sandbox.run(HONEST)
+@pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
+async def test_what_honest_programs_need_of_sockets_works(sandbox: Sandbox) -> None:
+    result = await sandbox.run(HONEST)
     assert result.ok, result.text()
     assert result.stdout.split("\n") == ["child thread", "[0, 1, 4]", "pair", "1", "42", "9", ""]
 
@@ -127,57 +117,19 @@ def test_the_filter_for_code_refuses_what_reaches_other_sessions(
             assert [end == errno.ENOSYS for end in ends] == [False, True, True, False]
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A memory cgroup of 40 MiB, in which processes are killed while gigabytes are free elsewhere."""
-    folder = Path(f"/sys/fs/cgroup/memory/agentrl-test-{os.getpid()}")
-    try:
-        folder.mkdir()
-        (folder / "memory.limit_in_bytes").write_text(str(40 << 20))
-    except OSError as problem:
-        pytest.skip(f"no memory cgroup can be made: {problem}")
-    yield folder
-    folder.rmdir()
-
-
-async def test_at_docker_a_kill_elsewhere_changes_no_result(small_group: Path) -> None:
-    bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
-    try:
-        engine = container.connect()
-        image.build(engine)
-        engine.close()
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with await opened("docker") as sandbox:
-        session = await sandbox.session()
-        for code, status in {
-            "print(1)": Status.OK,
-            "1 / 0": Status.EXCEPTION,
-            "raise SystemExit(3)": Status.EXIT,
-        }.items():
-            await session.cell("0")
-            assert subprocess.run([sys.executable, "-S", "-c", bomb], check=False).returncode == -9
-            assert (await session.run(code)).status is status
-        assert not any(name.startswith(("host", "sandbox")) for name in sandbox.counts), (
-            sandbox.counts
-        )
-
-
 LINES = "".join(f"{n:06d}\n" for n in range(15_000))
 
 
-async def test_right_output_that_is_long_is_right() -> None:
-    async with await opened("ns") as sandbox:
-        session = await sandbox.session()
-        long = {"stdin": "", "stdout": LINES}
-        right = await grade(session, "for n in range(15_000): print(f'{n:06d} ')", [long])
-        assert len(LINES) > 100_000 and (right.passed, right.failures) == (1, ())
-        wrong = await grade(
-            session, "for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long]
-        )
-        assert wrong.passed == 0 and "expected" in wrong.failures[0]
-        cut = await grade(session, "for n in range(99_000): print(f'{n:06d}')", [long])
-        assert cut.passed == 0 and "KiB of output that are compared" in cut.failures[0]
-        # A cut that is shorter than the line that reports it is one, too.
-        result = await session.run("print('x' * (64 * 1024 + 4))")
-        assert result.truncated and "5 bytes left out" in result.stdout
+async def test_right_output_that_is_long_is_right(session: Session) -> None:
+    long = {"stdin": "", "stdout": LINES}
+    right = await grade(session, "for n in range(15_000): print(f'{n:06d} ')", [long])
+    assert len(LINES) > 100_000 and (right.passed, right.failures) == (1, ())
+    wrong = await grade(
+        session, "for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long]
+    )
+    assert wrong.passed == 0 and "expected" in wrong.failures[0]
+    cut = await grade(session, "for n in range(99_000): print(f'{n:06d}')", [long])
+    assert cut.passed == 0 and "KiB of output that are compared" in cut.failures[0]
+    # A cut that is shorter than the line that reports it is one, too.
+    result = await session.run("print('x' * (64 * 1024 + 4))")
+    assert result.truncated and "5 bytes left out" in result.stdout
