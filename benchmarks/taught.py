@@ -123,8 +123,12 @@ def measure(folder: Path, trial: int, rate: float, planted: set[str]) -> dict[st
         calls = "calls:>0" if trial % 2 == 0 else "calls:0"
         rows = store.episodes.rows(store.episodes.ids(f"kind:train {calls}", "time", run.id))
         paid = [row for row in rows if row.task_id.rpartition("/")[2] in planted]
-        episode = store.episodes.get(paid[0].id)
-        place = next(turn.index for turn in episode.turns if turn.role == "assistant"), 0
+        for row in paid:  # one that begins so: a call may follow a text
+            episode = store.episodes.get(row.id)
+            turn = next(turn for turn in episode.turns if turn.role == "assistant")
+            if bool(turn.messages[0].get("content")) == trial % 2:
+                break
+        place = turn.index, 0
         found = trace(store, run, episode, place, folder)
     named = found.groups[:NAMED]
     train(folder, trial, rate, f"algo.skip.groups=[{','.join(one.group for one in named)}]")

@@ -1,8 +1,8 @@
 """Serves an environment class by the package's own server, in the interpreter that has both.
 
-    python host.py MODULE:CLASS FD     FD: a listening socket that it inherits
+    python host.py MODULE:CLASS LISTENING FAILED     a socket, and a pipe for the reason if there is one
 
-Its action and observation are those that `step` names. Imports nothing of agentrl.
+Its action and observation are those that `step` names; without one, any observation. Imports nothing of agentrl.
 """
 
 from __future__ import annotations
@@ -16,30 +16,38 @@ SESSIONS = 256
 """Sessions at once of a class with SUPPORTS_CONCURRENT_SESSIONS."""
 
 
-def main(name: str, fd: int) -> None:
+def main(name: str, listening: int, failed: int) -> None:
     """Serve the class until the process ends."""
     import uvicorn
+
+    try:
+        app = make_app(name)
+    except Exception as error:
+        os.write(failed, f"{type(error).__name__}: {error}".encode())
+        raise SystemExit(1) from error
+    os.close(failed)
+    uvicorn.run(app, fd=listening, log_level="warning")
+
+
+def make_app(name: str) -> typing.Any:
+    """Return the package's server of a class."""
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.mcp_environment import MCPEnvironment
     from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+    from openenv.core.env_server.types import Observation
 
     sys.path[0] = os.getcwd()  # in place of this file's folder
     module, _, attribute = name.partition(":")
     made: typing.Any = getattr(importlib.import_module(module), attribute)
-    if issubclass(made, MCPEnvironment):
-        action, observation = CallToolAction, CallToolObservation
-    else:
+    action, observation = CallToolAction, CallToolObservation
+    if not issubclass(made, MCPEnvironment):
         hints = typing.get_type_hints(made.step)
-        if not {"action", "return"} <= set(hints):
+        if "action" not in hints:
             raise TypeError("annotate it as step(self, action: YourAction) -> YourObservation")
-        action, observation = hints["action"], hints["return"]
+        action, observation = hints["action"], hints.get("return", Observation)
     most = SESSIONS if made.SUPPORTS_CONCURRENT_SESSIONS else 1
-    app = create_app(made, action, observation, env_name=attribute, max_concurrent_envs=most)
-    uvicorn.run(app, fd=fd, log_level="warning")
+    return create_app(made, action, observation, env_name=attribute, max_concurrent_envs=most)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], int(sys.argv[2]))
-    except Exception as error:  # noqa: BLE001 - whatever a user's class raises, in a line
-        raise SystemExit(f"{sys.argv[1]}: {type(error).__name__}: {error}") from None
+    main(sys.argv[1], *map(int, sys.argv[2:]))

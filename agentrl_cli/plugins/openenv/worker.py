@@ -6,6 +6,7 @@ An environment with tools of its own (MCP) offers them; of another one the field
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LARGEST = 16 * 2**20
 """Bytes of a message."""
@@ -43,24 +44,30 @@ class OpenEnv:
     """An environment by its address."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.url, self.score = str(config["package"]).rstrip("/"), config["score"]
+        self.name, self.score = str(config["package"]).rstrip("/"), config["score"]
         options = dict(config["options"])
         self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
         self.patience = float(options.pop("patience", PATIENCE))
         self.options = options
         token = os.environ.get("OPENENV_TOKEN")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        if not self.url.startswith(("http://", "https://")):
-            if ":" not in self.url:
-                raise ValueError(f"{self.url} is neither an address, docker:IMAGE nor MODULE:CLASS")
-            self.url = _serve_class(self.url)
+        said: IO[str] = io.StringIO()
+        self.url, self.remedy = self.name, "start it with a larger max_concurrent_envs"
+        if not self.name.startswith(("http://", "https://")):
+            if ":" not in self.name:
+                raise ValueError(
+                    f"{self.name} is neither an address, docker:IMAGE nor MODULE:CLASS"
+                )
+            self.url, said = _serve_class(self.name)
+            self.remedy = (
+                "give it SUPPORTS_CONCURRENT_SESSIONS = True if its sessions share nothing"
+            )
         try:
             self.action = self._fetch_schema()["action"]
             self.act = _act(self.action)
         except (*WRONG, OSError) as error:
-            raise ValueError(
-                f"{config['package']} does not answer as an OpenEnv server: {error}"
-            ) from error
+            why = said.read() or error
+            raise ValueError(f"{self.name} does not answer as an OpenEnv server: {why}") from error
 
     def open(self, sample: int) -> World:
         """Return an environment in a session of its own, reset with the seed."""
@@ -79,18 +86,20 @@ class OpenEnv:
         return json.loads(data)
 
 
-def _serve_class(name: str) -> str:
-    """Return the address of a server of that class, which ends with this process: both are supervised.
+def _serve_class(name: str) -> tuple[str, IO[str]]:
+    """Return the address of a server of that class, and a file with the reason if it could not be started.
 
-    The socket listens before the server starts, so that requests wait for it.
+    It ends with this process: both are supervised. The socket listens before it starts, so that requests wait for it.
     """
+    read, write = os.pipe()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
-        fd = listening.fileno()
+        fds = listening.fileno(), write
         host = str(Path(__file__).with_name("host.py"))
-        subprocess.Popen([sys.executable, host, name, str(fd)], pass_fds=[fd])
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+        subprocess.Popen([sys.executable, host, name, *map(str, fds)], pass_fds=fds)
+        os.close(write)
+        return f"http://127.0.0.1:{listening.getsockname()[1]}", open(read, encoding="utf-8")
 
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
@@ -160,7 +169,7 @@ class World:
                 with contextlib.suppress(*WRONG):
                     wrong = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in said["errors"])
                 return f"Error: {_short(wrong or said.get('message'))}", False
-            raise ValueError(_problem(said, self._env.url))
+            raise ValueError(_problem(said, self._env))
         try:
             found, over = answer["data"], answer["data"].get("done") or False
             if (given := found.get("reward")) is not None:
@@ -173,14 +182,14 @@ class World:
             text = text_of(found.get("observation"))
         except WRONG as error:
             raise ValueError(
-                f"{self._env.url} answered {kind} with {_short(answer)}: {error}"
+                f"{self._env.name} answered {kind} with {_short(answer)}: {error}"
             ) from error
         if over and not self._graded:  # never a 0: nothing was graded
-            raise ValueError(f"{self._env.url} ended the episode without a reward. {text[:300]}")
+            raise ValueError(f"{self._env.name} ended the episode without a reward. {text[:300]}")
         return text, over
 
     def _send(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        url, patience = self._env.url, self._env.patience
+        url, patience = self._env.name, self._env.patience
         with contextlib.suppress(self._closed):  # why it was closed is there to be read
             self._socket.send(json.dumps({"type": kind, "data": data}))
         try:
@@ -208,7 +217,9 @@ class World:
                 for one in found
             ]
         except WRONG as error:
-            raise ValueError(f"{self._env.url} lists tools that cannot be read: {error}") from error
+            raise ValueError(
+                f"{self._env.name} lists tools that cannot be read: {error}"
+            ) from error
 
 
 def _tool(name: Any, description: Any, schema: Any) -> dict[str, Any]:
@@ -246,13 +257,13 @@ def text_of(seen: Any) -> str:
     return "\n".join(f"{key}: {text_of(one)}" for key, one in fields.items())
 
 
-def _problem(said: Mapping[str, Any], url: str) -> str:
+def _problem(said: Mapping[str, Any], env: OpenEnv) -> str:
     """Return why a session did not begin."""
     if said.get("code") != "CAPACITY_REACHED":
-        return f"{url}: {_short(said.get('message'))}"
+        return f"{env.name}: {_short(said.get('message'))}"
     most = said.get("max_sessions", 1)
     return (
-        f"{url} takes {most} session{'s' * (most != 1)} at once: start it with a larger max_concurrent_envs, or set"
+        f"{env.name} takes {most} session{'s' * (most != 1)} at once: {env.remedy}, or set"
         f" rollout.concurrency to {most}"
     )
 
