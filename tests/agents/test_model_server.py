@@ -107,22 +107,28 @@ async def test_what_is_served_has_the_trainers_log_probabilities(tmp_path: Path)
     model = write_model(tmp_path / "model", layers=2)
     async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
         await asyncio.gather(
-            *(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(4))
+            *(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(2))
         )
         await talk(server, "k0", 2, temperature=0.7)  # the same first message: the tree forks
         weights = load_model(model, settings(model).model, base=tmp_path)
-        for n in range(4):
+        for n in range(2):
             trace = await server.sessions.end(f"k{n}")
             assert trace.calls == (5 if n == 0 else 3) and trace.forks == (n == 0)
             with torch.no_grad():
                 assert differences(weights, trace, 0.7) < 1e-4
 
 
-async def test_adapters_are_loaded_used_in_turn_and_unloaded(tmp_path: Path) -> None:
+async def test_adapters_of_folders_and_runs_are_loaded_used_in_turn_and_unloaded(
+    tmp_path: Path,
+) -> None:
     model = write_model(tmp_path / "model", layers=2)
     for name, seed in (("one", 1), ("two", 2)):
         write_adapter(tmp_path / name, model, seed)
     write_adapter(tmp_path / "foreign", write_model(tmp_path / "other"), 1)
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("r", "sums", status="finished"))
+        folder = write_adapter(tmp_path / "runs" / "sums" / "3", model, 1)
+        store.runs.add_checkpoint("r", 3, folder, {}, "last")
     base = {
         "messages": [{"role": "user", "content": "Go."}],
         "max_tokens": 8,
@@ -158,35 +164,23 @@ async def test_adapters_are_loaded_used_in_turn_and_unloaded(tmp_path: Path) -> 
         assert missing.status_code == 404 and await logprobs(server, str(model)) == pytest.approx(
             alone[str(model)], abs=1e-4
         )
+        added = await ask(server, "/v1/models", {"id": "x", "adapter": "sums@last"})
+        assert (added.status_code, added.json()["weights_version"]) == (200, "sums@3"), added.text
         for body, text in (
+            *(({"id": "y", "adapter": spec}, "") for spec in ("sums@base", "sums@9", "other@last")),
             ({"id": "x"}, "`adapter`"),
             ({"id": "x", "adapter": "../x"}, "outside the project"),
             ({"id": "x", "adapter": f"{tmp_path.parent}@x/y"}, "outside the project"),
             ({"id": "x", "adapter": "~/@x/y"}, "neither a folder"),
             ({"id": "x", "adapter": "some-org/some-adapter"}, "neither a folder"),
             ({"id": "x", "adapter": "tiny"}, "neither a folder"),
-            ({"id": "x", "adapter": "nothing@3"}, "no run"),
+            ({"id": "x", "adapter": "nothing@3"}, "No run named 'nothing'"),
             ({"id": "x", "adapter": "model"}, "is not an adapter"),
             ({"id": "x", "adapter": "foreign"}, "was trained on"),
             ({"id": str(model), "adapter": "one"}, "name of its own"),
         ):
             refused = await ask(server, "/v1/models", body)
             assert refused.status_code == 400 and text in refused.json()["error"]["message"]
-
-
-async def test_adapters_of_the_projects_runs_are_served_over_http(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    with Store.open(tmp_path / "a.db") as store:
-        store.runs.add(RunRow("r", "sums", status="finished"))
-        folder = write_adapter(tmp_path / "runs" / "sums" / "3", model, 1)
-        store.runs.add_checkpoint("r", 3, folder, {}, "last")
-    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
-        added = await ask(server, "/v1/models", {"id": "x", "adapter": "sums@last"})
-        assert (added.status_code, added.json()["weights_version"]) == (200, "sums@3"), added.text
-        for spec in ("sums@base", "sums@9", "other@last"):
-            assert (
-                await ask(server, "/v1/models", {"id": "y", "adapter": spec})
-            ).status_code == 400, spec
 
 
 async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
