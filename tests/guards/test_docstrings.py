@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.helpers.source import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 NOUN = re.compile(r"(?:The|A|An|What|Those|All|Every|Each|Some|Most|How|Where|Why|Which)\b")
 SHARE = 0.035
@@ -13,7 +15,7 @@ SHARE = 0.035
 def test_docstrings_of_functions_begin_with_a_verb() -> None:
     nouns, functions = [], 0
     for path in sorted([*(ROOT / "agentrl_cli").rglob("*.py"), *(ROOT / "sandbox").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             functions += 1

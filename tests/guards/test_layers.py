@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.helpers.source import parsed
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
@@ -75,11 +77,6 @@ def dotted(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-
-
 MODULES = {dotted(file): file for file in FILES}
 
 
@@ -100,7 +97,7 @@ def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
 @cache
 def own_imports(file: Path) -> list[tuple[int, str]]:
     """(line, module of this project without the package's name), late and type-only imports included."""
-    found = [(line, *name.partition(".")) for line, name in imports(parsed(file))]
+    found = [(line, *name.partition(".")) for line, name in imports(parsed(PACKAGE / file))]
     return [(line, name) for line, package, _, name in found if package == "agentrl_cli"]
 
 
@@ -175,7 +172,7 @@ SEES_ALL_SETTINGS = (
 def test_rooms_get_their_part_of_the_settings() -> None:
     found = set()
     for file in FILES:
-        for node in ast.walk(parsed(file)):
+        for node in ast.walk(parsed(PACKAGE / file)):
             said = node.annotation if isinstance(node, (ast.arg, ast.AnnAssign)) else None
             if said is not None and ast.unparse(said) in ("Config", "Config | None"):
                 found.add(file.with_suffix("").as_posix())
@@ -215,7 +212,7 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
     for file in FILES:
         found = [
             (line, name.split(".")[0])
-            for node in top_level(parsed(file))
+            for node in top_level(parsed(PACKAGE / file))
             for line, name in imports(node)
         ]
         heavy = set() if str(file).startswith(MAY_BE_HEAVY) else HEAVY
@@ -229,8 +226,7 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
 def test_what_runs_in_the_sandbox_uses_the_standard_library_alone() -> None:
     for path in (ROOT / "sandbox").rglob("*.py"):
         siblings = {other.stem for other in (ROOT / "sandbox").rglob("*")}
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        named = {name.split(".")[0] for _, name in imports(tree)}
+        named = {name.split(".")[0] for _, name in imports(parsed(path))}
         assert named - siblings <= set(sys.stdlib_module_names) | {"__future__", "sandbox"}, path
 
 

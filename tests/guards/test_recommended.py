@@ -20,6 +20,7 @@ from agentrl_cli.config import load_config
 from agentrl_cli.config.models import fields
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.filters import compile_filter
+from tests.helpers.source import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = "|".join(commands())
@@ -72,7 +73,7 @@ def words_of(node: ast.AST) -> str | None:
 
 def in_code(file: Path) -> Iterator[Place]:
     """(place, text, whether it is a docstring) of each string of a Python file."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file)
     loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     parts = {
         id(part)

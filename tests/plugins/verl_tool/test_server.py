@@ -98,16 +98,20 @@ async def test_a_key_runs_once_however_often_it_is_sent(tmp_path: Path) -> None:
             await trajectories.call(bump("c", trajectory="never"))
 
 
-async def test_a_restart_rebuilds_the_state_and_runs_nothing_twice(tmp_path: Path) -> None:
-    async with world(tmp_path / "j.db", [Tally().tool]) as first:
+@pytest.mark.parametrize(("external", "ran"), [(False, 3), (True, 1)])
+async def test_a_restart_rebuilds_the_state_and_runs_nothing_twice(
+    tmp_path: Path, external: bool, ran: int
+) -> None:
+    """What is external is not run again: its answers and its state are those of the journal."""
+    async with world(tmp_path / "j.db", [Tally(external=external).tool]) as first:
         await first.open("t", {})
         await first.call(bump("a", 5))
         await first.call(bump("b", 2))
-    again = Tally()
+    again = Tally(external=external)
     async with world(tmp_path / "j.db", [again.tool]) as second:
         # The answer to a retry comes from the journal, before anything is rebuilt.
         assert (await second.call(bump("b", 2)))["result"]["text"] == "7" and again.ran == 0
-        assert (await second.call(bump("c", 1)))["result"]["text"] == "8" and again.ran == 3
+        assert (await second.call(bump("c", 1)))["result"]["text"] == "8" and again.ran == ran
 
 
 async def test_what_was_in_flight_runs_again_unless_it_is_external(tmp_path: Path) -> None:
@@ -124,15 +128,6 @@ async def test_what_was_in_flight_runs_again_unless_it_is_external(tmp_path: Pat
             else:
                 assert (await trajectories.call(bump("a")))["result"]["text"] == "1"
         assert tally.ran == (0 if external else 1)
-
-
-async def test_finished_external_calls_keep_their_answer_and_their_state(tmp_path: Path) -> None:
-    async with world(tmp_path / "j.db", [Tally(external=True).tool]) as first:
-        await first.open("t", {})
-        await first.call(bump("a", 5))
-    again = Tally(external=True)
-    async with world(tmp_path / "j.db", [again.tool]) as second:
-        assert (await second.call(bump("b", 2)))["result"]["text"] == "7" and again.ran == 1
 
 
 async def test_a_state_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None:
@@ -218,13 +213,17 @@ async def served(
 
 
 async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
-    tally = Tally()
+    def draw() -> ToolResult:
+        """Draw."""
+        return ToolResult("drawn", images=(b"\x89PNG 1", b"\x89PNG 2"))
+
+    tally, pictures = Tally(), as_tool(draw)
     async with (
-        served(tmp_path, [tally.tool]) as (server, address),
+        served(tmp_path, [tally.tool, pictures]) as (server, address),
         connect(address, token="secret") as remote,
     ):
         offered = await remote.schemas()
-        (there,) = remote_tools(remote, offered, [tally.tool])
+        there, drawing = remote_tools(remote, offered, [tally.tool, pictures])
         ctx = ToolContext()
         state = await there.create(ctx)
         assert (await there.call(state, {"by": 2})).text == "2" and (
@@ -233,6 +232,10 @@ async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
         assert (await there.call(state, {"by": "x"})).error == "bad_arguments" and tally.ran == 2
         assert ctx.state["total"] == 5 and len(server.trajectories) == 1
         assert await there.reward(state) is None
+        other = await drawing.create(ctx)
+        drawn = await drawing.call(other, {})
+        assert (drawn.text, drawn.images) == ("drawn", (b"\x89PNG 1", b"\x89PNG 2"))
+        await drawing.release(other)
         await there.release(state)
         assert len(server.trajectories) == 0
         with pytest.raises(ConfigError, match="does not offer"):
@@ -289,11 +292,17 @@ async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
         for path in ("/v1/call", "/get_observation", "/v1/open"):
             assert (await session.post(address + path, json={})).status == 401
         assert (await session.get(f"{address}/metrics")).status == 401
-        assert (await session.get(f"{address}/health")).status == 200
+        everyone = await (await session.get(f"{address}/health")).json()
+        assert everyone["status"] == "healthy" and "tools" not in everyone
+        for sesame in ("secret", "Basic secret", "Bearersecret", "Bearer", "Bearer \udcff"):
+            told = await session.get(f"{address}/v1/tools", headers={"Authorization": sesame})
+            assert told.status == 401, sesame
         with pytest.raises(ConfigError, match="401"):
             async with connect(address, token="wrong") as remote:
                 await remote.schemas()
         head = {"Authorization": "Bearer secret"}
+        known = await (await session.get(f"{address}/health", headers=head)).json()
+        assert known["tools"] == ["bump"]
         bad: list[Any] = [
             b"{",
             b"[]",
@@ -383,22 +392,6 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
         assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {
             "closed": ["t", "u"]
         }
-
-
-async def test_pictures_travel(tmp_path: Path) -> None:
-    def draw() -> ToolResult:
-        """Draw."""
-        return ToolResult("drawn", images=(b"\x89PNG 1", b"\x89PNG 2"))
-
-    async with (
-        served(tmp_path, [as_tool(draw)]) as (_, address),
-        connect(address, token="secret") as remote,
-    ):
-        (there,) = remote_tools(remote, await remote.schemas(), [as_tool(draw)])
-        state = await there.create(ToolContext())
-        result = await there.call(state, {})
-        assert (result.text, result.images) == ("drawn", (b"\x89PNG 1", b"\x89PNG 2"))
-        await there.release(state)
 
 
 async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path: Path) -> None:
@@ -735,20 +728,6 @@ async def test_no_page_of_a_browser_reaches_the_tools(tmp_path: Path, token: str
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
             head = {**own, "Host": host, "Origin": f"http://{host}"}
             assert (await session.post(f"{address}/v1/open", data=body, headers=head)).status == 200
-
-
-async def test_health_names_the_tools_to_those_with_the_token(tmp_path: Path) -> None:
-    async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
-
-        async def said(path: str, **headers: str) -> tuple[int, Any]:
-            answer = await session.get(address + path, headers=headers)
-            return answer.status, await answer.json()
-
-        status, everyone = await said("/health")
-        assert status == 200 and everyone["status"] == "healthy" and "tools" not in everyone
-        assert (await said("/health", Authorization="Bearer secret"))[1]["tools"]
-        for sesame in ("secret", "Basic secret", "Bearersecret", "Bearer", "Bearer \udcff"):
-            assert (await said("/v1/tools", Authorization=sesame))[0] == 401
 
 
 async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:

@@ -1,0 +1,11 @@
+"""Python files as trees, for guards that read the whole package."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return a file's tree; it is parsed once for all guards."""
+    return ast.parse(path.read_text(encoding="utf-8"))
