@@ -1,21 +1,28 @@
-"""The frame of the command line: help, errors, exit codes, stdout for data. Commands have tests of their own."""
+"""The frame of the command line: help, completion, errors, exit codes, old names, stdout for data."""
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from agentrl_cli import __version__
-from agentrl_cli.commands import commands, main
+from agentrl_cli.commands import commands, completion, load_command, main
 from agentrl_cli.commands.boundary import report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
+from agentrl_cli.commands.help import all_examples
+from agentrl_cli.commands.renamed import COMMANDS, OPTIONS, translate
 from agentrl_cli.errors import GateNotMet, NotFound, StoreError
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tui.common.plain_text import fit_columns
 from agentrl_cli.types import Episode, Outcome, RewardPart
 from tests.helpers.cli import Cli
 
@@ -286,3 +293,140 @@ def test_eval_heeds_the_limit_of_tasks(
     base = "eval --model scripted -k 1 --pack echo-task --split test --compare-to none".split()
     found = cli.json(*base, "--set", "task.limit=3", *args)
     assert found["settings"]["tasks"] == count
+
+
+def leaves() -> Iterator[tuple[str, Any]]:
+    for name in commands():
+        command = load_command(name)
+        yield name, command
+        yield from (
+            (f"{name} {inner}", child) for inner, child in getattr(command, "commands", {}).items()
+        )
+
+
+def test_every_help_has_two_examples_and_describes_every_option(cli: Cli) -> None:
+    for path, command in leaves():
+        page = cli(*path.split(), "--help")
+        examples = re.findall(r"^ +agentrl ", page.partition("Examples:")[2], re.MULTILINE)
+        assert len(examples) >= 2 and "<bool>" not in page and "install-completion" not in page
+        assert (command.help or "").strip(), f"{path} has no docstring"
+        for parameter in command.params:
+            assert parameter.help or parameter.name == "help", f"{path} {parameter.name}"
+
+
+def test_examples_use_options_that_exist() -> None:
+    found = dict(leaves())
+    assert {path for path, command in found.items() if not getattr(command, "commands", {})} == set(
+        all_examples()
+    )
+    for path, examples in all_examples().items():
+        known = {option for parameter in found[path].params for option in parameter.opts}
+        for example in examples:
+            words = shlex.split(example.partition(" > ")[0].partition(" | ")[0])
+            given = [word for word in words[1 + len(path.split()) :] if word.startswith("-")]
+            assert example.startswith(f"agentrl {path}") and set(given) <= known, example
+
+
+def test_a_narrow_terminal_loses_columns_and_no_id() -> None:
+    names, rows = ["id", "run", "task", "tags"], [["1m82d1n8xp7zet", "x" * 30, "t" * 40, None]]
+    assert fit_columns(names, rows, ("tags", "run"), 80) == ([0, 2], ["tags", "run"])
+    assert fit_columns(names, rows, ("tags", "run"), 10) == ([0], ["tags", "run", "task"])
+    assert fit_columns(names, rows, ("tags",), None) == ([0, 1, 2, 3], [])
+
+
+def test_completion_of_runs_episodes_checkpoints_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert completion.runs("") == [] and ("last", "an episode") in completion.episodes("")
+    (tmp_path / "agentrl.yaml").write_text("train: {}\n")
+    with Store.open(tmp_path / "runs" / "agentrl.db") as store:
+        run = store.runs.add(RunRow(id="", name="first", kind="train"))
+        store.episodes.add(
+            [Episode("1m82d1n8xp7zet", "t/1", run_id=run.id, outcome=Outcome.SOLVED)]
+        )
+    assert completion.runs("f") == ["first"] and completion.checkpoints("first@b") == ["first@best"]
+    assert completion.episodes("1m") == [("1m82d1n8xp7zet", "t/1 solved")]
+    assert dict(completion.settings("train.l"))["train.lr="] and not completion.settings("train.zz")
+    assert completion.packs("code") == ["code-task"] and completion.episodes_and_runs("f") == [
+        "first"
+    ]
+    assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
+    (tmp_path / "agentrl.yaml").write_text("store: [")
+    assert completion.runs("") == []
+
+
+def test_a_page_of_help_needs_no_arrays_settings_or_store() -> None:
+    code = """
+import sys
+from agentrl_cli.commands import commands, load_command
+for name in commands().keys() - {"ls", "import"}:
+    load_command(name)
+print({"torch", "numpy", "jinja2", "agentrl_cli.config.models", "agentrl_cli.store.connection"} & set(sys.modules))
+"""
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        == "set()\n"
+    )
+
+
+OLD = {
+    "query": "--param 1 -n 5 --timeout 3 --schema --format csv --json -p . --db a.db 'select ?'",
+    "grep": "-i --role tool -f outcome:failed -r fox -n 3 -l --json -p . --db a.db pattern",
+    "runs": "--json -p . --db a.db",
+    "runs list": "--json -p . --db a.db",
+    "runs rename": "fox hare --json -p . --db a.db",
+    "runs delete": "fox hare -y --keep-files --force --json -p . --db a.db",
+    "bench": "-m tiny --endpoint a@http://b --svg a.svg -k 2 -n 3 -T 0.5 --resume --seed 1 -p . --db a.db"
+    " -c a.yaml --set train.lr=1 --json math",
+    "report": "fox -o a.html --format html --force --no-mask --json -p . --db a.db",
+    "rescore": "fox --set rewards.a=1 --reward a=b.py:c --advantage rloo -f step:1 --name a --no-keep -n 3"
+    " -p . --db a.db --json",
+    "sandbox attack": "--level ns --json",  # --only chose among the 88 programs, which are the tests' now
+    "eval --checkpoint": "best --json",
+    "eval --families": "a,b --json",
+    "export --html": "-o a.html",
+    "sft --teacher-model": "big --teacher http://a out",
+}
+"""Every option that the old form had."""
+
+
+def test_the_table_is_tested() -> None:
+    assert OLD.keys() == COMMANDS.keys() | {f"{name} {option}" for name, option in OPTIONS}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_an_old_name_parses_with_all_its_options(old: str) -> None:
+    words, said = translate(shlex.split(f"{old} {OLD[old]}"), load_command)
+    command, rest = load_command(words[0]), words[1:]
+    if hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    given = command.make_context(words[0], rest).params
+    assert said.startswith(f"`agentrl {old}` is now `agentrl {words[0]}") and "\n" not in said
+    first = {"query": ("sql", "select ?"), "grep": ("grep", "pattern"), "bench": ("bench", "math")}
+    if old in first:
+        name, value = first[old]
+        assert given[name] == value
+
+
+def test_the_first_argument_is_found_behind_options_and_dashes() -> None:
+    def words(*args: str) -> list[str]:
+        return translate(args, load_command)[0]
+
+    assert words("grep", "-n", "3", "--", "-x") == ["ls", "-n", "3", "--grep=-x"]
+    assert words("query", "-", "--json") == ["ls", "--sql=-", "--json"]
+    assert words("query", "--schema") == ["ls", "--schema"]
+    assert words("grep", "--help") == ["ls", "--help"] and words("grep") == ["ls", "--grep"]
+    assert words("eval", "--families=a,b") == ["eval", "--set", "task.families=[a,b]"]
+    assert words("chat", "--say", "query") == ["chat", "--say", "query"]
+    assert translate(["ls"], load_command) == (["ls"], "")
+
+
+def test_an_old_name_runs_and_prints_one_line(cli: Cli) -> None:
+    with Store.open(cli.folder / "a.db") as store:
+        store.runs.add(RunRow("r", "fox", status="finished"))
+    words = ("query", "select name from runs", "--format", "csv", "--db", "a.db")
+    assert cli(*words) == "name\nfox\n"
+    assert cli.err == "`agentrl query` is now `agentrl ls --sql`.\n"

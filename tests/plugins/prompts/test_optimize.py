@@ -1,21 +1,35 @@
-"""`agentrl optimize`: a task whose answer depends on words of the system text, GEPA and APO, a kill, bad input."""
+"""`agentrl optimize`: GEPA and APO find words of the system text; a kill, bad input; its table and its screen."""
 
 import json
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from agentrl_cli.commands import app
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.plugins.prompts.apo import block
-from agentrl_cli.plugins.prompts.store import Prompts
-from agentrl_cli.store import Store
+from agentrl_cli.plugins.prompts.candidates import load_candidates
+from agentrl_cli.plugins.prompts.screen import PromptsScreen
+from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.maintenance import delete_run, status
+from agentrl_cli.store.migration import migrate
+from agentrl_cli.store.schema import MIGRATIONS
 from agentrl_cli.tasks.texts import explain_loss
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
+from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.processes import comes
 from tests.helpers.train import start, write_model
+from tests.helpers.tui import until, until_text
 from tests.helpers.web import completion, served
 
 YAML = """\
@@ -220,3 +234,99 @@ def test_the_text_of_an_answer(answer: str, text: str) -> None:
 def test_placeholders_must_survive() -> None:
     assert explain_loss("a {x}", "b {x} {y}") == ""
     assert explain_loss("a {x}", "b") == "it lost {x}" and explain_loss("a", " ") == "it is empty"
+
+
+RUN = (
+    "INSERT INTO runs VALUES ('r', 'a', 'optimize', 'finished', 'm', 'p', 1, 1, 1, '', NULL, 1, '', 1, '', '', '', 1,"
+    " 1, 1, '{}', '', '', '')"
+)
+TABLE = """CREATE TABLE prompts (
+    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, id TEXT NOT NULL,
+    parent_id TEXT, origin TEXT NOT NULL, parts TEXT NOT NULL, scores TEXT NOT NULL, at REAL NOT NULL,
+    UNIQUE (run_id, id)
+) STRICT"""
+
+
+def test_a_store_gets_the_table_when_a_candidate_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with Store.open(path) as store, Store.open(path, readonly=True) as watcher:
+        store.runs.add(RunRow(id="r", name="r", status="finished"))
+        assert Prompts(watcher).all("r") == []
+        for id, parent in (("p", None), ("q", "p")):
+            Prompts(store).add(PromptRow("r", id, parent, "seed", {"system": id}))
+        assert [row.id for row in Prompts(watcher).all("r")] == ["p", "q"]
+        assert delete_run(store, store.runs.get("r")) == 0 and Prompts(store).all("r") == []
+
+
+def test_a_store_of_an_earlier_version_keeps_its_candidates(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA journal_mode=WAL")
+        migrate(conn, MIGRATIONS[:16])
+        conn.execute(TABLE)
+        conn.execute(RUN)
+        conn.execute("INSERT INTO prompts VALUES (1, 'r', 'p', 'missing', 'gepa', '{}', '{}', 1)")
+    with Store.open(path, readonly=True) as store:
+        assert [row.id for row in Prompts(store).all("r")] == ["p"]
+    with Store.open(path) as store:
+        Prompts(store).add(PromptRow("r", "q", "p", "gepa", {}))
+        assert [(row.id, row.parent_id) for row in Prompts(store).all("r")] == [
+            ("p", "missing"),
+            ("q", "p"),
+        ]
+    assert status(path, check=True).check == "ok"
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int]) -> None:
+    db = tmp_path / "agentrl.db"
+    words = demo.Words()
+    with Store.open(db) as store:
+        run = store.runs.add(RunRow("opt", "optimize-01", kind="optimize", status="finished"))
+        store.journal.add_event(run.id, "optimize", {"budget": 40})
+        for n, (name, parent, text) in enumerate(
+            (("aaaa", None, "Answer."), ("bbbb", "aaaa", "Answer briefly."))
+        ):
+            Prompts(store).add(
+                PromptRow(run.id, name, parent, "gepa" if parent else "seed", {"system": text})
+            )
+            each = demo.episode(words, n + 1, solved=bool(n), run_id=run.id)
+            store.episodes.finish(each.with_(id=f"ep{name}", kind="eval", group_id=f"{name}/t"))
+            store.marks.tag(f"ep{name}", f"prompt:{name}")
+            Prompts(store).score(run.id, name, "validation", 0.25 + n / 2, n + 1)
+        found = load_candidates(store, "opt")
+        assert [(row.id, depth) for row, depth in found.rows] == [("aaaa", 0), ("bbbb", 1)]
+        assert (found.best, found.spent, found.points) == ("bbbb", 2, ((1, 0.25), (2, 0.75)))
+    plain = (
+        CliRunner()
+        .invoke(app, ["optimize", "--show", "optimize-01", "--db", str(db)], catch_exceptions=False)
+        .stdout
+    )
+    shown = plain.splitlines()
+    assert (
+        "2/40 episodes" in shown[0]
+        and shown[3].startswith(" ★gepa  0.750")
+        and shown[3].endswith("└ bbbb")
+    )
+    assert shown[1].index("candidate") == shown[2].index("aaaa") and shown[-2:] == [
+        "- Answer.",
+        "+ Answer briefly.",
+    ]
+    async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
+        await until_text(pilot, "optimize-01")
+        await pilot.press("enter")
+        text = await until_text(pilot, "+ Answer briefly.")
+        assert (
+            "2/40 episodes" in text and "└ bbbb" in text and "- Answer." in text and "0.750" in text
+        )
+        with Store.open(db) as store:
+            Prompts(store).add(
+                PromptRow(run.id, "cccc", "bbbb", "gepa", {"system": "Answer at length."})
+            )
+        await until_text(pilot, "cccc")
+        await pilot.press("k", "space", "j", "j")
+        await until_text(pilot, "DIFF aaaa -> cccc")
+        screen = pilot.app.screen
+        assert isinstance(screen, PromptsScreen)
+        await pilot.press("k", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ReplayScreen))

@@ -19,12 +19,18 @@ import pytest
 import yaml
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.rewards import Reward
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.rewards import Reward, RewardContext, score
+from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.spec import load_pack
-from agentrl_cli.types import Outcome
-from tests.helpers.packs import call, play
+from agentrl_cli.tools.configured import load_tools
+from agentrl_cli.types import Outcome, Task
+from tests.helpers.packs import call, pack, play, row
+from tests.helpers.rewards import TASK, context, episode, value
+from tests.helpers.trees import episode as tree
+from tests.helpers.trees import fork
 
 IDS: list[Any] = []
 """What the last reward was given, to be shown to TRL."""
@@ -133,9 +139,9 @@ def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float |
 
 
 async def test_the_documentations_examples_give_trls_rewards() -> None:
-    for (function, row, reply), known in zip(CASES, KNOWN, strict=True):
+    for (function, given, reply), known in zip(CASES, KNOWN, strict=True):
         IDS.clear()
-        pack = Pack.of("p", [row], [Reward("keep", keep), Reward("r", function, primary=True)])
+        pack = Pack.of("p", [given], [Reward("keep", keep), Reward("r", function, primary=True)])
         done = await play(pack, [reply])
         found = {part.name: part.value for part in done.reward_parts}.get("r")
         assert done.outcome is not Outcome.ENV_ERROR, done.error
@@ -145,7 +151,7 @@ async def test_the_documentations_examples_give_trls_rewards() -> None:
                 "its tokens and the end of the turn"
             )
         if find_spec("trl") is not None:
-            theirs = await asyncio.to_thread(by_trl, function, row, IDS[0])
+            theirs = await asyncio.to_thread(by_trl, function, given, IDS[0])
             assert found == theirs, function.__name__
 
 
@@ -282,3 +288,93 @@ async def test_a_row_is_shown_the_tools_of_its_environment_alone(tmp_path: Path)
     (tmp_path / "data" / "train.jsonl").write_text('{"environment": "other"}\n')
     (bad,) = pack.read("train")[1]
     assert bad.text == "`environment` is 'other', which is not one of echo, guess."
+
+
+TRL = '''
+class Counter:
+    """Written against https://huggingface.co/docs/trl/grpo_trainer (environment_factory)."""
+
+    def reset(self, **kwargs) -> str | None:
+        self.count = int(kwargs.get("start", 0))
+        self.asked = kwargs["prompt"]
+        return f"The counter is at {self.count}."
+
+    def increment(self, step: int) -> int:
+        """Increment the counter.
+
+        Args:
+            step: The amount to add.
+
+        Returns:
+            The new value.
+        """
+        self.count += step
+        return self.count
+
+    async def read(self) -> str:
+        """Read the counter."""
+        return f"now {self.count}"
+
+    def get_reward(self) -> float:
+        return float(self.count == 5)
+
+    def close(self):
+        CLOSED.append(self.count)
+
+CLOSED = []
+'''
+
+
+async def test_trl_environments(tmp_path: Path) -> None:
+    spec = {
+        "tools": [{"environment": "task.py:Counter"}],
+        "rewards": {"world": {"primary": True, "function": "environment"}},
+    }
+    made = pack(tmp_path, spec, [row(start=3)], task=TRL)
+    assert [tool.name for tool in made.tools] == ["increment", "read"]
+    done = await play(made, [call("increment", step=2) + call("read"), "done"])
+    assert str(done.turns[0].messages[-1]["content"]) == "2 + 3?\n\nThe counter is at 3."
+    assert [result.text for turn in done.turns for result in turn.results] == ["5", "now 5"]
+    assert done.outcome is Outcome.SOLVED
+    assert {part.name: part.value for part in done.reward_parts} == {
+        "world": 1.0,
+        "tool:increment": 1.0,
+    }
+    with pytest.raises(ConfigError, match="needs reset"):
+        load_tools([{"environment": "pathlib:Path"}], tmp_path)
+    assert made.module.CLOSED == [5]  # once, though two tools share it
+
+
+async def test_trls_reward_functions() -> None:
+    def accuracy(completions: Any, solution: list[str], **kwargs: Any) -> list[float]:
+        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [
+            [1, 2, 3, 4, 5, 6]
+        ]
+        assert [message["role"] for message in completions[0]] == ["assistant", "tool", "assistant"]
+        assert kwargs["trainer_state"].global_step == 4 and kwargs["ground_truth"] == ["5"]
+        kwargs["log_metric"]("seen", 1)
+        return [float(solution[0] in completions[0][-1]["content"])]
+
+    async def slow(completions: Any) -> list[float | None]:
+        await asyncio.sleep(0)
+        return [None]
+
+    assert await value(accuracy) == (1.0, "seen 1")
+    assert await score(episode(), [Reward("r", slow)], context()) == ()  # not applicable: no part
+    with pytest.raises(EnvError, match="a list of one number"):
+        await value(lambda completions: [1.0, 2.0])
+
+
+async def test_the_conversation_is_the_one_that_the_agent_ended_with() -> None:
+    one = tree(fork())
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: Any, completions: Any, completion_ids: Any, **rest: Any) -> list[float]:
+        seen.update(prompts=prompts, completions=completions, ids=completion_ids)
+        return [1.0]
+
+    await adapt_reward(reward)(one, RewardContext(Task("t", "p", "f", "train", ()), ""))
+    assert one.main.turns == (0, 1, 4, 5)
+    said = [m["content"] for m in (*seen["prompts"][0], *seen["completions"][0])]
+    assert said == ["turn 0", "turn 1", "turn 4", "turn 5"]
+    assert seen["ids"] == [[20, 21, 31, 32, 25]], "tool results included, as TRL has it"

@@ -1,6 +1,11 @@
-"""verl's tools, interactions, settings, rewards and rows, where verl is not installed."""
+"""verl's files, tools, interactions, settings, rewards, scorers and rows, where verl is not installed."""
 
+import importlib.util
+import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +13,18 @@ import pytest
 
 from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, DataError, EnvError, NotFound
+from agentrl_cli.plugins.verl import scorers
 from agentrl_cli.rewards import Reward, score
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.forms import detect, normal
+from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import Outcome
 from tests.helpers.packs import answers, call, pack, play, row
 from tests.helpers.rewards import context, episode, value
+from tests.plugins.verl import answers as random_answers
 
 VERL = '''
 import logging
@@ -347,3 +355,308 @@ async def test_a_reward_of_verl_s_names_loads_with_its_decorators(tmp_path: Path
     reward = load_reward(tmp_path, "r", spec, {})
     (part,) = await score(episode(), [reward], context())
     assert part.value == 0.25, "with **kwargs it is verl's, not one of a row's columns"
+
+
+TOOL = """
+import json
+from uuid import uuid4
+
+from verl.utils.reward_score import gsm8k
+from verl.utils.rollout_trace import rollout_trace_op
+
+from .base_tool import BaseTool
+from .schemas import OpenAIFunctionToolSchema, ToolResponse
+
+
+class Gsm8kTool(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._instance_dict = {}
+
+    async def create(self, instance_id=None, ground_truth=None, **kwargs) -> str:
+        instance_id = instance_id or str(uuid4())
+        self._instance_dict[instance_id] = {"response": "", "truth": kwargs["create_kwargs"]["ground_truth"]}
+        return instance_id
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: str, **kwargs):
+        answer = json.loads(parameters).get("answer", "")
+        self._instance_dict[instance_id]["response"] = answer if answer.startswith("#### ") else "#### " + answer
+        reward = await self.calc_reward(instance_id)
+        return f"Current parsed {answer=} {reward=}", 0.0 if reward else -0.05, {"status": "unknown", "n": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        state = self._instance_dict[instance_id]
+        return gsm8k.compute_score(state["response"], state["truth"], method="flexible", format_score=0.0, score=1.0)
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instance_dict[instance_id]
+
+
+class SearchTool(Gsm8kTool):
+    async def calc_reward(self, instance_id: str, **kwargs) -> str:
+        return []
+"""
+INTERACTION = """
+from verl.utils.reward_score import gsm8k
+
+from .base import BaseInteraction
+
+
+class Gsm8kInteraction(BaseInteraction):
+    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
+        self.truth = ground_truth
+        return "1"
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        right = gsm8k.compute_score("#### " + messages[-1]["content"], self.truth, method="flexible") == 1.0
+        return right, "Right!" if right else "Again.", float(right), {}
+"""
+SCHEMA = """
+  tool_schema:
+    type: function
+    function:
+      name: {name}
+      description: A tool.
+      parameters: {{type: object, properties: {{answer: {{type: string, item: {{type: string}}}}}}, required: [answer]}}
+"""
+TASK = """
+name: p
+sandbox: false
+tools: [tools.yaml]
+interaction: interaction.yaml
+rewards:
+  right: {primary: true, function: "verl.utils.reward_score:default_compute_score"}
+"""
+
+
+def entry(target: str, name: str) -> str:
+    return f"- class_name: {target}\n  config: {{type: native}}{SCHEMA.format(name=name)}"
+
+
+@pytest.mark.parametrize("prefix", ["verl.tools.", ""], ids=["verls own name", "the file's name"])
+async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
+    named = f"{prefix}gsm8k_tool"
+    (tmp_path / "gsm8k_tool.py").write_text(TOOL)
+    (tmp_path / "gsm8k_interaction.py").write_text(INTERACTION)
+    interaction = prefix.replace("tools", "interactions")
+    (tmp_path / "tools.yaml").write_text(
+        f"tools:\n{entry(f'{named}.Gsm8kTool', 'calc')}{entry(f'{named}.SearchTool', 'search')}"
+    )
+    (tmp_path / "interaction.yaml").write_text(
+        f"interaction:\n- {{name: gsm8k, class_name: {interaction}gsm8k_interaction.Gsm8kInteraction, config: {{}}}}\n"
+    )
+    (tmp_path / "task.yaml").write_text(TASK)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(
+        '{"data_source": "openai/gsm8k", "agent_name": "tool_agent", "prompt": [{"role": "user", "content": "2+3"}],'
+        ' "reward_model": {"style": "rule", "ground_truth": "5"}, "extra_info": {"need_tools_kwargs": true,'
+        ' "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},'
+        ' "tools_kwargs": {"calc": {"create_kwargs": {"ground_truth": "5"}},'
+        ' "search": {"create_kwargs": {"ground_truth": "5"}}}}}\n'
+    )
+    pack = load_pack(tmp_path)
+    assert not [name for name in sys.modules if name.split(".")[0] == "verl"]
+    done = await play(
+        pack,
+        [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5"), "#### 5"],
+    )
+    assert done.outcome is Outcome.SOLVED, done.error
+    assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
+    parts = {part.name: part.value for part in done.reward_parts}
+    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, (
+        "SearchTool returned a list"
+    )
+    results = [result for turn in done.turns for result in turn.results]
+    assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {
+        "n": 1.0
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "truth", "value"),
+    [
+        ("openai/gsm8k", "so\n#### 1,234", "1234", 1.0),
+        ("openai/gsm8k", "1234", "1234", 0.0),
+        ("aime2024", "Answer: $\\frac12$ dollars", "\\frac{1}{2}", 1.0),
+        ("math_dapo", "Answer: 7", "8", -1.0),
+        ("lighteval/MATH", "It is \\boxed{\\dfrac{1}{2}}", "\\frac12", 1.0),
+        ("lighteval/MATH", "It is 1/2", "\\frac12", 0.0),
+        ("searchR1_nq", "<answer>The Beatles!</answer>", {"target": ["beatles"]}, 1.0),
+        ("searchR1_nq", "<answer>x</answer>", {"target": "beatles"}, 0.0),
+    ],
+)
+def test_verls_scorers(source: str, text: str, truth: Any, value: float) -> None:
+    found = scorers.default_compute_score(source, text, truth)
+    assert (found["score"] if isinstance(found, dict) else found) == value
+
+
+CUSTOM = '''
+import torch
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+
+class CustomRLHFDataset(RLHFDataset):
+    """With recipes' own columns, as retool's: they become messages and a ground truth."""
+
+    def _read_files_and_tokenize(self):
+        super()._read_files_and_tokenize()
+        name = "/".join(self.data_files[0].split("/")[-2:])
+        self.dataframe = self.dataframe.map(lambda row: self.row(row, name), remove_columns=["question"])
+
+    def row(self, row, name):
+        prompt = row["question"] + self.config.get("suffix", "")
+        return {"prompt": [{"role": "user", "content": prompt}], "data_source": name, "agent_name": "tool_agent",
+                "reward_model": {"style": "rule", "ground_truth": str(row["answer"])}}
+
+    def __getitem__(self, item):
+        row = super().__getitem__(item)
+        return {**row, "input_ids": torch.zeros(3), "index": item}
+'''
+
+
+def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "retool.py").write_text(CUSTOM)
+    (tmp_path / "aime").mkdir()
+    (tmp_path / "aime" / "rows.jsonl").write_text(
+        '{"question": "1+1?", "answer": 2}\n{"question": "2+2?", "answer": 4}\n'
+    )
+    text = (
+        "name: p\nsandbox: false\nrewards: {r: {primary: true, function: 'agentrl_cli.rewards.rules:gsm8k'}}\n"
+        "data: {train_files: [aime/rows.jsonl], val_files: aime/rows.jsonl, suffix: ' Think.',\n"
+        "       custom_cls: {path: retool.py, name: %s}}\n"
+    )
+    (tmp_path / "task.yaml").write_text(text % "CustomRLHFDataset")
+    pack = load_pack(tmp_path)
+    first, second = pack.tasks("train")
+    assert first.prompt[-1]["content"] == "1+1? Think." and second.data["ground_truth"] == "4"
+    assert first.data["data_source"] == "aime/rows.jsonl" and "input_ids" not in first.data
+    assert (
+        len(pack.tasks("validation")) == len(pack.tasks("test")) == 2 and "verl" not in sys.modules
+    )
+    (tmp_path / "task.yaml").write_text(text % "CustomDataset")
+    with pytest.raises(Exception, match=r"CustomDataset.*CustomRLHFDataset|class in retool\.py"):
+        load_pack(tmp_path).tasks("train")
+
+
+BATCH = """
+from .math_reward import compute_score as score_one
+{more}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return score_one(solution_str, ground_truth)
+"""
+
+
+def reward_pack(folder: Path, code: str) -> Path:
+    """A pack whose one reward is the function of a file."""
+    (folder / "scores").mkdir(parents=True)
+    (folder / "data").mkdir()
+    (folder / "scores" / "reward.py").write_text(code)
+    (folder / "data" / "train.jsonl").write_text('{"prompt": "2+3", "ground_truth": "5"}\n')
+    rewards = "rewards: {right: {primary: true, function: 'scores/reward.py:compute_score'}}\n"
+    (folder / "task.yaml").write_text(f"name: p\nsandbox: false\n{rewards}")
+    return folder
+
+
+async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_path: Path) -> None:
+    """Then verl's scorers of that name: math_batch.py imports `.math_reward`, and may be copied with it or alone."""
+    alone = load_pack(reward_pack(tmp_path / "alone", BATCH.format(more="")))
+    done = await play(alone, ["It is \\boxed 5"])
+    assert done.reward == 1.0
+    folder = reward_pack(tmp_path / "both", BATCH.format(more="from .other import K"))
+    (folder / "scores" / "math_reward.py").write_text(
+        "def compute_score(text, truth):\n    return 0.25\n"
+    )
+    (folder / "scores" / "other.py").write_text("K = 1\n")
+    done = await play(load_pack(folder), ["It is \\boxed 5"])
+    assert done.reward == 0.25
+    with pytest.raises(EnvError, match=r"reward.py:3: ModuleNotFoundError") as error:
+        load_pack(reward_pack(tmp_path / "none", BATCH.format(more="from .helpers import K")))
+    assert error.value.hint.endswith("has no helpers.py.")
+
+
+def test_a_package_that_a_reward_file_lacks_is_named_with_its_pip_line(tmp_path: Path) -> None:
+    code = "import mathruler.grader\ndef compute_score(solution_str, ground_truth): ...\n"
+    with pytest.raises(
+        EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module"
+    ) as error:
+        load_pack(reward_pack(tmp_path, code))
+    assert error.value.hint.startswith("`pip install mathruler` if it is a package")
+
+
+SCORERS: dict[str, Callable[..., float]] = {
+    "gsm8k": scorers.gsm8k,
+    "math_reward": scorers.math_reward,
+}
+FAR = "x" * 300
+
+HARD: list[tuple[str, str, Any, float]] = [
+    # The last mark counts, within the last 300 characters; `format_score` is 0.25.
+    ("gsm8k", "#### 70 wrong #### 72", "72", 1.0),
+    ("gsm8k", "#### 72, no: #### 70", "72", 0.25),
+    ("gsm8k", f"#### 72 {FAR}", "72", 0.0),
+    ("gsm8k", f"{FAR} #### 72", "72", 1.0),
+    ("gsm8k", "#### 1,234", "1234", 1.0),
+    ("gsm8k", "#### 72.", "72", 0.25),
+    ("gsm8k", "#### $72", "72", 0.0),
+    ("gsm8k", "####72", "72", 0.0),
+    ("gsm8k", "#### -", "72", 0.0),
+    ("gsm8k", "#### .", "72", 0.25),
+    ("math_reward", "\\boxed 72", "72", 1.0),
+    ("math_reward", "$\\boxed 72$ is it", "72", 1.0),
+    ("math_reward", "\\boxed{70}, no: \\boxed{72}", "72", 1.0),
+    ("math_reward", "\\boxed {72}", "72", 0.0),
+    ("math_reward", "\\boxed{72\\%}", "72", 1.0),
+    ("math_reward", "\\boxed{72\\%}", "72%", 0.0),
+    ("math_reward", "\\boxed{72%}", "72%", 1.0),
+    ("math_reward", "\\fbox{72}", "72", 0.0),
+    ("math_reward", "\\boxed 1 \\boxed{2}", "2", 0.0),
+    ("math_reward", "\\boxed{0.5}", "\\frac12", 1.0),
+    ("math_reward", "\\boxed{1/2}", "\\dfrac{1}{2}", 1.0),
+    ("math_reward", "\\boxed{01/2}", "1/2", 0.0),
+    ("math_reward", "\\boxed{x=5}", "5", 1.0),
+    ("math_reward", "\\boxed{a=b=5}", "b=5", 0.0),
+    ("math_reward", "\\boxed{5 \\text{ cm}}", "5", 1.0),
+    ("math_reward", "\\boxed{5\\text{ a}\\text{ b}}", "5", 0.0),
+    ("math_reward", "\\boxed{5\\text{ a}\\text{ b}}", "5\\text{ a}\\text{ b}", 1.0),
+    ("math_reward", "\\boxed{\\sqrt3}", "\\sqrt{3}", 1.0),
+    ("math_reward", "\\boxed{\\sqrt}", "\\sqrt", 1.0),
+    ("math_reward", "\\boxed{\\frac}", "\\frac1", 0.0),
+    ("math_reward", "\\boxed{.5}", "0.5", 1.0),
+    ("math_reward", "\\boxed{(.5)}", "(0.5)", 0.0),
+    ("math_reward", "\\boxed{72", "72", 0.0),
+    ("math_reward", "72", "72", 0.0),
+]
+
+
+@pytest.mark.parametrize(("module", "text", "truth", "score"), HARD)
+def test_hard_answers_are_scored_as_verl_does(
+    module: str, text: str, truth: Any, score: float
+) -> None:
+    """The scores are those of verl 0.9.1."""
+    given = {"format_score": 0.25} if module == "gsm8k" else {}
+    assert SCORERS[module](text, truth, **given) == score
+
+
+def test_thousands_of_random_answers_are_scored_as_verl_does() -> None:
+    python = os.environ.get("VERL_PYTHON", "")
+    if not python and importlib.util.find_spec("verl") is not None:
+        python = sys.executable
+    if not python:
+        pytest.skip(
+            "verl is not installed: VERL_PYTHON names an interpreter with it (pip install --no-deps verl)"
+        )
+    command = [python, random_answers.__file__]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads(done.stdout)
+    for module, scorer in SCORERS.items():
+        ours, asked = random_answers.scores(module, scorer), random_answers.answers(module)
+        both = zip(asked, theirs[module], ours, strict=True)
+        different = [(answer, real, mine) for answer, real, mine in both if real != mine]
+        assert len(ours) == random_answers.COUNT and not different, different[:5]
+        assert sum(score == 1.0 for score in ours) > 300, (
+            "the answers must be right often enough to compare anything"
+        )

@@ -295,8 +295,8 @@ async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
         everyone = await (await session.get(f"{address}/health")).json()
         assert everyone["status"] == "healthy" and "tools" not in everyone
         for sesame in ("secret", "Basic secret", "Bearersecret", "Bearer", "Bearer \udcff"):
-            told = await session.get(f"{address}/v1/tools", headers={"Authorization": sesame})
-            assert told.status == 401, sesame
+            found = await session.get(f"{address}/v1/tools", headers={"Authorization": sesame})
+            assert found.status == 401, sesame
         with pytest.raises(ConfigError, match="401"):
             async with connect(address, token="wrong") as remote:
                 await remote.schemas()
