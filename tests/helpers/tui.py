@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from textual._compositor import Compositor
+from textual._context import visible_screen_stack
 from textual.app import App
 from textual.pilot import Pilot
 
@@ -13,6 +15,7 @@ T = TypeVar("T")
 
 def visible(app: App[Any]) -> str:
     """The text on the screen."""
+    visible_screen_stack.set(app._background_screens)  # what a dialog lets through
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
@@ -51,6 +54,19 @@ def _note(app: App[Any], message: str, **options: Any) -> None:
 
 
 App.notify = _note  # type: ignore[method-assign,assignment]  # else a test waits for ever for one that it missed
+
+
+_paint = Compositor.render_full_update
+
+
+def _paint_pictures(compositor: Compositor, simplify: bool = False) -> Any:
+    compositor._dirty_regions.clear()
+    return _paint(compositor, simplify) if simplify else None
+
+
+Compositor.render_full_update = _paint_pictures  # type: ignore[method-assign,assignment]
+Compositor.render_partial_update = _paint_pictures  # type: ignore[method-assign,assignment]
+# Half of the cost: without a terminal an application throws its frames away; `visible` renders what a test looks at.
 
 
 async def until_text(pilot: Pilot[Any], text: str) -> str:

@@ -12,7 +12,6 @@ KINDS = {
     "Lfm2ForCausalLM": ("fallback", "padded"),
     "NemotronHForCausalLM": ("fallback", "padded"),
     "Mamba2ForCausalLM": ("fallback", "padded"),
-    "JambaForCausalLM": ("fallback", "padded"),
     "DeepseekV3ForCausalLM": ("fallback", "packed"),
     "DeepseekV4ForCausalLM": ("fallback", "padded"),
     "Llama4ForCausalLM": ("fallback", "padded"),

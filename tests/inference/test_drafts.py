@@ -21,17 +21,17 @@ def known(policy: LocalPolicy) -> Drafts:
 
 
 async def rounds(policy: LocalPolicy, seed: int, **how: Any) -> list[Generation]:
-    """Three steps of twelve episodes of two turns each, the last of which go on alone; groups of four."""
+    """Two steps of twelve episodes of two turns each, the last of which go on alone; groups of four."""
     found = []
-    for step in range(3):
+    for step in range(2):
         rng = np.random.default_rng(seed)
-        given = [rng.integers(6, VOCAB, 30).tolist() for _ in range(3) for _ in range(1)]
+        given = [rng.integers(6, VOCAB, 30).tolist() for _ in range(3)]
 
         async def episode(number: int, step: int = step, given: Any = given) -> list[Generation]:
             ids, said = list(given[number // 4]), []
             for turn in range(2):
                 sampling = Sampling(
-                    max_new_tokens=6 + 5 * number, seed=seed + number + 100 * turn, **how
+                    max_new_tokens=6 + 4 * number, seed=seed + number + 100 * turn, **how
                 )
                 said.append(await policy.generate(f"{step} {number}", ids, sampling))
                 ids += [*said[-1].ids.tolist(), 7, 8, 9]

@@ -344,22 +344,3 @@ def test_a_pool_counts_users_and_grows_layer_by_layer() -> None:
     assert pool.allocate(60) and pool.used == 62 and pool.size >= 62
     grown = pool.keys[0]
     assert grown is not None and grown[0].eq(1).all() and not grown[32:].any()
-
-
-async def test_rows_with_and_without_a_shared_prefix() -> None:
-    """Prompts of two lengths, sequences that share no prefix, members that leave before others."""
-    model = tiny()
-    policy = policy_of(model, rows=16)
-    rng = np.random.default_rng(2)
-    groups = [rng.integers(0, VOCAB, n).tolist() for n in (60, 41, 150)]
-    everyone = [*(ids for ids in groups for _ in range(3)), rng.integers(0, VOCAB, 30).tolist()]
-    counts = [3, 9, 20, 12, 1, 7, 5, 16, 2, 11]
-    every = await asyncio.gather(
-        *(
-            policy.generate(f"e{n}", ids, Sampling(temperature=0, max_new_tokens=counts[n]))
-            for n, ids in enumerate(everyone)
-        )
-    )
-    for ids, count, said in zip(everyone, counts, every, strict=True):
-        tokens, logps = greedy(model, ids, count, None)
-        assert said.ids.tolist() == tokens and abs(said.logp_policy - logps).max() < 1e-4

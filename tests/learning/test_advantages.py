@@ -55,23 +55,6 @@ def scalars(name: str, x: AdvantageInput) -> list[float]:
     return [float(a[0]) for a in estimator(name)(x)]
 
 
-def anything(
-    seed: int, groups: list[int] | None = None, scale: float = 1.0, shift: float = 0.0
-) -> AdvantageInput:
-    """Random input with every optional field that a group-relative estimator reads."""
-    rng = np.random.default_rng(seed)
-    groups = groups or [0, 0, 0, 0, 1, 1, 1, 1]
-    k = [rng.integers(1, 4) for _ in groups]
-    return given(
-        list(scale * rng.normal(size=len(groups)) + shift),
-        groups,
-        lengths=np.array([3 * n for n in k]),
-        turn_lengths=tuple(np.full(n, 3) for n in k),
-        turn_rewards=tuple(np.zeros(n) for n in k),
-        turn_states=tuple(tuple(rng.integers(0, 3, n).tolist()) for n in k),
-    )
-
-
 S = 1 / np.sqrt(2)
 U = np.sqrt(3) / 3
 TWO: dict[str, Any] = {"lengths": np.array([2, 2]), "turn_lengths": counts([1, 1], [1, 1])}

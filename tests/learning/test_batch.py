@@ -1,7 +1,5 @@
 """The padded batch: layout by hand, masks, slicing."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -86,28 +84,3 @@ def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:
     b = Batch.from_episodes([quiet])
     assert b.prompts.tolist() == [[1, 2]] and b.responses.shape == (1, 0)
     assert len(Batch.from_episodes([])) == 0
-
-
-def test_a_model_gives_the_same_numbers_as_the_packed_forward() -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from agentrl_cli.learning.forward import logprobs
-    from agentrl_cli.learning.packing import Segment, pack
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, initializer_range=0.3, tie_word_embeddings=True,
-    )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
-    model.eval()
-    b = Batch.from_episodes(episodes())
-    with torch.no_grad():
-        logits = model(
-            input_ids=b.input_ids, attention_mask=b.attention_mask, position_ids=b.position_ids
-        ).logits
-        every = torch.log_softmax(logits[:, b.prompts.shape[1] - 1 : -1], -1).gather(
-            -1, b.responses[..., None]
-        )[..., 0]
-        packed = logprobs(model, pack([[Segment.of(e) for e in episodes()]])).logp
-    torch.testing.assert_close(every[b.response_mask.bool()], packed, rtol=1e-5, atol=1e-5)

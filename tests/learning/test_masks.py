@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import cycle
 from math import exp, log
 from typing import Any
 
@@ -81,8 +82,9 @@ def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Ep
     ]
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
-@pytest.mark.parametrize("loss", ["gspo", "clip_cov"])
+@pytest.mark.parametrize(
+    ("aggregation", "loss"), zip(sorted(AGGREGATIONS), cycle(["gspo", "clip_cov"]), strict=False)
+)
 def test_a_rejected_token_is_as_if_it_had_not_been_sampled(
     start: Any, aggregation: str, loss: str
 ) -> None:

@@ -229,15 +229,16 @@ def test_killed_and_resumed_is_never_interrupted(
     tmp_path: Path, model: Path, algo: dict[str, Any], adapter: dict[str, Any]
 ) -> None:
     found = []
-    for name, event, call in (("whole", "", 0), ("between", "update", 3), ("within", "batch", 4)):
-        project = project_of(tmp_path / name, model, algo=algo, adapter=adapter)
-        if event:
+    for name in ("whole", "cut"):
+        project, words = project_of(tmp_path / name, model, algo=algo, adapter=adapter), ["train"]
+        for event, call in [("update", 3), ("batch", 2)] if name == "cut" else []:
             plan(project, event, call)
-            assert spawn(project, "train")[0] == -9
-        code, said = spawn(project, "train", *(("--resume", "last") if event else ()))
+            assert spawn(project, *words)[0] == -9
+            words = ["train", "--resume", "last"]
+        code, said = spawn(project, *words)
         assert code == 0, said
         found.append(ending(project))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert ("critic" in found[0]["state"]) == (algo is PPO)
 
 

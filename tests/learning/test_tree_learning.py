@@ -89,9 +89,11 @@ def moved(start: Any, model: Any) -> torch.Tensor:
     return torch.cat([(after - before).detach().flatten() for before, after in pairs])
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "episode_mean", "seq_mean"])
 @pytest.mark.parametrize("budget", [4096, 8])
-@pytest.mark.parametrize("shape", sorted(TREES))
+@pytest.mark.parametrize(
+    ("shape", "aggregation"),
+    zip(sorted(TREES), ("token_mean", "episode_mean", "seq_mean"), strict=True),
+)
 def test_the_gradient_is_that_of_the_hand_built_sequences(
     start: Any, shape: str, aggregation: str, budget: int
 ) -> None:

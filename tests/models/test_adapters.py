@@ -19,11 +19,11 @@ from agentrl_cli.policies.load import load_policy
 from tests.helpers.train import trainer_of
 
 
-@pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])
-async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path, kind: str) -> None:
+async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path) -> None:
+    kinds = {"use_rslora": True, "use_dora": True}
     sections: dict[str, Any] = {
-        "adapter": {"enabled": True, "r": 4, "alpha": 8, kind: True},
-        "train": {"steps": 4, "lr": 1e-2, "save_every": 2},
+        "adapter": {"enabled": True, "r": 4, "alpha": 8, **kinds},
+        "train": {"steps": 3, "lr": 1e-2, "save_every": 2},
         "algo": {"drop_zero_variance": False},
         "deterministic": True,
     }
@@ -48,12 +48,12 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path,
             trained = {
                 n: p.detach() for n, p in trainer.loaded.model.named_parameters() if p.requires_grad
             }
-            assert any("magnitude" in name for name in trained) is (kind == "use_dora")
+            assert any("magnitude" in name for name in trained)
             ids = torch.arange(5, 25)[None]
             with torch.no_grad():
                 wanted = trainer.loaded.model(ids).logits
     assert ends[0] == ends[1], "a resumed run ends where a whole one does"
-    assert json.loads((last / "adapter_config.json").read_text())[kind] is True
+    assert kinds.items() <= json.loads((last / "adapter_config.json").read_text()).items()
     config = Config.model_validate(
         {"model": {"name": str(last), "device": "cpu", "dtype": "float32"}}
     )

@@ -1,7 +1,9 @@
 """A checkpoint is whole or not there, wherever the process that wrote it was killed."""
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from agentrl_cli.errors import ModelError, StoreError, UsageError
+from agentrl_cli.models import checkpoint
 from agentrl_cli.models.checkpoint import (
     load_state,
     load_weights,
@@ -106,28 +109,27 @@ def test_saving_sweeps(source: Path, tmp_path: Path, dead: int) -> None:
     assert names(tmp_path) == ["best", "last"]
 
 
-def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
+class Fatal:
+    """Stands in for shutil: deletes one file of a folder, and kills this process."""
+
+    def rmtree(self, path: Path, **rest: Any) -> None:
+        if Path(path).exists():
+            next(Path(path).iterdir()).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def replace_and_die(new: Path, place: Path) -> None:
+    checkpoint.shutil = Fatal()  # type: ignore[assignment,attr-defined]
+    replace_folder(new, place)
+
+
+def test_the_place_is_never_a_torn_folder(tmp_path: Path) -> None:
     """Killed by SIGKILL while the old folder is deleted: the new one stands there whole."""
-    fake(tmp_path / "last", "old")
-    fake(tmp_path / "next", "new")
-    code = (
-        "import os, shutil, signal\n"
-        "from pathlib import Path\n"
-        "from agentrl_cli.models import checkpoint as at\n"
-        "class Fatal:\n"
-        "    def rmtree(self, path, **rest):\n"
-        "        if Path(path).exists():\n"
-        "            next(Path(path).iterdir()).unlink()\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "at.shutil = Fatal()\n"
-        f"at.replace_folder(Path({str(tmp_path / 'next')!r}), Path({str(tmp_path / 'last')!r}))\n"
-    )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent.parent),
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
-    assert done.returncode == -9
+    folders = fake(tmp_path / "next", "new"), fake(tmp_path / "last", "old")
+    process = multiprocessing.get_context("fork").Process(target=replace_and_die, args=folders)
+    process.start()
+    process.join()
+    assert process.exitcode == -9
     assert whole(tmp_path / "last") and (tmp_path / "last" / "trainer.pt").read_text() == "new"
     sweep(tmp_path)
     assert names(tmp_path) == ["last"]
@@ -185,11 +187,6 @@ def test_a_link_stays_one_and_its_folder_is_locked(tmp_path: Path) -> None:
         and link.is_symlink()
     )
     assert (tmp_path / "disk" / "out" / "config.json").read_text() == "new"
-
-
-def test_replacing_what_is_not_there(tmp_path: Path) -> None:
-    replace_folder(fake(tmp_path / "new"), tmp_path / "last")
-    assert names(tmp_path) == ["last"]
 
 
 @pytest.mark.parametrize("missing", ["trainer.pt", "config.json", "model.safetensors"])

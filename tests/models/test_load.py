@@ -39,15 +39,22 @@ def adapter(folder: Path, base: Path, model: Path) -> Path:
     return folder
 
 
-def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(
-    source: Path, tmp_path: Path
+def test_an_adapter_is_loaded_and_merged_over_its_own_base_without_a_word(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Over a model of one's own named tiny-agent; neither bars nor warnings."""
+    from agentrl_cli.models.merge import merge
+
     folder = adapter(tmp_path / "adapter", source, source)
     assert adapter_base(folder, CONFIG, base=tmp_path) == source
     loaded: Any = load_model(folder, CONFIG, base=tmp_path)
+    assert tuple(capfd.readouterr()) == ("", "")
     own: Any = load_model(source, CONFIG, base=tmp_path)
     kept = loaded.get_base_model().model.embed_tokens.weight
     torch.testing.assert_close(kept, own.model.embed_tokens.weight, atol=0, rtol=0)
+    done = merge(str(folder), tmp_path / "out", Config().model, base=tmp_path)
+    merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
+    assert merged.config.hidden_size == 32
 
 
 def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(
@@ -72,27 +79,6 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(
         base_of(str(tmp_path / "nowhere" / "another"))
     with pytest.raises(ModelError, match="not found"):
         base_of("./nowhere/tiny-agent")
-
-
-def test_merging_takes_the_same_base(source: Path, tmp_path: Path) -> None:
-    from agentrl_cli.models.merge import merge
-
-    done = merge(
-        str(adapter(tmp_path / "adapter", source, source)),
-        tmp_path / "out",
-        Config().model,
-        base=tmp_path,
-    )
-    merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
-    assert merged.config.hidden_size == 32
-
-
-def test_adapters_load_and_save_without_a_word(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Neither bars nor warnings; every warning is an error in this suite."""
-    load_model(adapter(tmp_path / "a", source, source), CONFIG, base=tmp_path)
-    assert tuple(capfd.readouterr()) == ("", "")
 
 
 def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path) -> None:

@@ -289,8 +289,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("kind", "fault", "command"),
-    [("vllm", fault, "train") for fault in FAULTS]
-    + [("sglang", "no ids", "train"), ("vllm", "500", "rollout"), ("vllm", "no JSON", "rollout")],
+    [("vllm", fault, "train") for fault in FAULTS] + [("sglang", "no ids", "rollout")],
 )
 async def test_a_fault_in_the_middle_is_a_message(
     tmp_path: Path,
@@ -607,9 +606,8 @@ async def test_a_training_skips_bad_answers_and_stops_if_there_is_nothing_else(
     assert {e.fact for e in found if e not in lost} == {"trained"}
 
 
-@pytest.mark.parametrize("field", ["ids", "logp_policy"])
 async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(
-    tmp_path: Path, model: Path, field: str
+    tmp_path: Path, model: Path
 ) -> None:
     """As a version stored it that believed every server: the update died of it, at every resume again."""
     from agentrl_cli.store import Store
@@ -618,8 +616,8 @@ async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(
     async with trainer_of(tmp_path, model, **more) as trainer:
         run = trainer.run
         for episode in await trainer.rollout.run(trainer.collector.jobs(0)):
-            if episode.sample == 1:
-                spoil(trainer.store, episode, field)
+            if episode.sample < 2:
+                spoil(trainer.store, episode, ("ids", "logp_policy")[episode.sample])
         db = Path(trainer.store.path)
     with Store.open(db) as store:
         row = store.runs.get(run.id)
@@ -629,8 +627,8 @@ async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(
         step = trainer.store.runs.steps(row.id)[0]
         alerts = {alert["name"] for alert in trainer.store.journal.alerts(row.id)}
     assert done.status == "finished" and len(found) == 8 and "bad_tokens" in alerts
-    assert {e.fact for e in found if e.sample == 1} == {"skipped:bad_tokens"}
-    assert {e.fact for e in found if e.sample != 1} == {"trained"} and np.isfinite(step["loss"])
+    assert {e.fact for e in found if e.sample < 2} == {"skipped:bad_tokens"}
+    assert {e.fact for e in found if e.sample > 1} == {"trained"} and np.isfinite(step["loss"])
 
 
 def spoil(store: Any, episode: Any, field: str) -> None:

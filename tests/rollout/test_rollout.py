@@ -295,12 +295,6 @@ async def test_without_tools_none_is_offered() -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-async def test_turns_are_limited() -> None:
-    episode = await attempt(pack_of(), [call("add", a=n, b=1) for n in range(9)], max_turns=3)
-    assert episode.outcome is Outcome.TRUNCATED_TURNS
-    assert sum(turn.role == "assistant" for turn in episode.turns) == 3
-
-
 async def test_a_prompt_that_does_not_fit() -> None:
     episode = await attempt(pack_of(prompt="x" * 900), ["5"], max_tokens=800)
     assert (episode.outcome, episode.trained_tokens, episode.reward_parts) == (
@@ -364,14 +358,6 @@ async def hang() -> None:
 async def hang_shortly() -> None:
     """Wait for what never happens."""
     await asyncio.Event().wait()
-
-
-async def test_an_episode_whose_tool_hangs_is_masked() -> None:
-    episode = await attempt(pack_of(tools=[hang]), [call("hang")], episode_timeout=0.1)
-    assert (episode.outcome, episode.reward_parts) == (
-        Outcome.TIMEOUT,
-        (),
-    ) and "0.1 s" in episode.error
 
 
 async def test_no_episode_is_masked_because_the_model_is_slow() -> None:
@@ -461,7 +447,7 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
     fine = await attempt(pack, ["5"])
     assert fine.outcome is Outcome.ENV_ERROR and "it sticks" in fine.error
     late = await attempt(pack, [call("hang")], episode_timeout=0.05)
-    assert late.outcome is Outcome.TIMEOUT
+    assert (late.outcome, late.reward_parts) == (Outcome.TIMEOUT, ()) and "0.05 s" in late.error
 
     def broken(episode: Episode, ctx: Any) -> float:
         raise KeyError("tests")

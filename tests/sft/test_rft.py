@@ -183,7 +183,7 @@ def test_a_cold_start_from_demonstrations_alone(
 ) -> None:
     """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
     folder = write_project(cli.folder, model, train={"token_budget": 64})
-    words = "--steps 30 --lr 0.02".split()
+    words = "--steps 12 --lr 0.02".split()
     cli("sft", "none", *words, code=2, said="has no demonstrations")
     (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
     loss = cli.json("sft", "cold", *words)["loss"]

@@ -24,7 +24,7 @@ from tests.helpers.train import trainer_of
 if TYPE_CHECKING:
     from agentrl_cli.trainer import Trainer
 
-UPDATES, TURNS = 80, 24
+UPDATES, TURNS = 12, 24
 
 
 class SlowStep:

@@ -143,45 +143,42 @@ def prompts(episodes: list[Episode]) -> dict[str | None, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (
-            change_prompts,
-            r"6 rows of the same id with another content (bandit/train0, bandit/train1,",
-        ),
-        (change_pack, "the code of task.py is different"),
-        (change_file, "the code of reward.py is different"),
-        (change_helper, "the code of scale.py is different"),
-        (change_weight, "the code of task.yaml is different"),
-        (change_tokenizer, "the tokenizer is another"),
-    ],
-)
-def test_a_cut_group_never_holds_two_versions(
-    project: Path, change: Callable[[Path], None], named: str
+CHANGES: dict[Callable[[Path], None], str] = {
+    change_prompts: "6 rows of the same id with another content (bandit/train0, bandit/train1,",
+    change_pack: "the code of task.py is different",
+    change_file: "the code of reward.py is different",
+    change_helper: "the code of scale.py is different",
+    change_weight: "the code of task.yaml is different",
+    change_tokenizer: "the tokenizer is another",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cut_group_is_not_continued_with_something_else(
+    project: Path, change: Callable[[Path], None]
 ) -> None:
-    before, was = (
-        state(project),
-        {e.id: e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)},
-    )
-    cut = {e.id for e in was.values() if e.group_id == "000002-001"}
-    assert 2 <= len(cut) < 4
+    before = state(project)
     change(project)
     code, said = spawn(project, "train", "--resume", "last")
-    assert code == 2 and named in said and "both versions: 000002-001." in said, said
+    assert code == 2 and CHANGES[change] in said and "both versions: 000002-001." in said, said
     assert "agentrl train --resume bandit-grpo --accept-changes" in said and "Traceback" not in said
     assert state(project) == before, "nothing was stored"
 
+
+def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
+    """A row, the code and the tokenizer have changed."""
+    was = [e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)]
+    cut = {e.id for e in was if e.group_id == "000002-001"}
+    assert 2 <= len(cut) < 4
+    for change in (change_prompts, change_file, change_tokenizer):
+        change(project)
     code, said = spawn(project, "train", "--resume", "last", "--accept-changes")
-    assert code == 0 and named in said, said
+    assert code == 0 and CHANGES[change_file] in said, said
     assert f"{len(cut)} episodes of cut groups are replaced: 000002-001." in said, said
     after = stored(project)
     retired = {e.id for e in after if e.fact == Fact.SKIPPED_CHANGED}
     assert retired == cut and all(e.group_id == "000002-001~2" for e in after if e.id in retired)
-    kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.id not in retired]
-    assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
-    assert all(e.fact for e in after), "each has its disposition"
-    assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
+    check_whole(after)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         groups: dict[str | None, set[str]] = {}
@@ -191,10 +188,18 @@ def test_a_cut_group_never_holds_two_versions(
         assert run.tokenizer in groups["000004-001"], (
             "the run names the tokenizer of its newest episodes"
         )
-        assert any(named in line["text"] for line in store.journal.logs(run.id))
-    if change is change_file:  # it is reported once
-        code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
-        assert code == 0 and "Changed" not in said, said
+        assert any(CHANGES[change_file] in line["text"] for line in store.journal.logs(run.id))
+    code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
+    assert code == 0 and "Changed" not in said, "it is reported once"
+
+
+def check_whole(after: list[Episode]) -> None:
+    """Check that every attempt of every step is there once and decided on, and no group has two prompts."""
+    replaced = (Fact.SKIPPED_CHANGED,)
+    kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.fact not in replaced]
+    assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
+    assert all(e.fact for e in after), "each has its disposition"
+    assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
 
 
 def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -> None:
@@ -215,8 +220,7 @@ def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda rows: rows[:5], "1 row fewer; "),
-        (lambda rows: [*rows, {**rows[0], "id": "new"}], "1 row more; "),
+        (lambda rows: [*rows[:5], {**rows[0], "id": "new"}], "1 row fewer; 1 row more; "),
         (lambda rows: rows[::-1], "the rows are in another order; "),
     ],
 )
@@ -226,13 +230,7 @@ def test_other_tasks_than_planned_are_reported(
     write_rows(project, change(rows_of(project)))
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0 and f"{named}the next steps draw other tasks than planned." in said, said
-    after = stored(project)
-    assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
-    assert all(e.fact for e in after)
-    kept = [
-        e for e in after if e.outcome is not Outcome.CANCELLED and e.fact != Fact.SKIPPED_CHANGED
-    ]
-    assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
+    check_whole(stored(project))
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         rows = store.select(
             "SELECT e.task_id, g.task_id FROM episodes e JOIN groups g ON g.id=e.group_id"

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
+from agentrl_cli.paths import packs_dir
 from agentrl_cli.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loop.py"
@@ -30,6 +32,10 @@ def test_both_end_with_the_same_weights(
     example = runpy.run_path(str(EXAMPLE))
     settings = copy.deepcopy(example["SETTINGS"]) | {"adapter": adapter}
     settings["rollout"] |= SMALL
+    pack = shutil.copytree(packs_dir() / "calc-task", tmp_path / "calc-task")
+    unseen = pack / "data" / "validation.jsonl"
+    unseen.write_text("".join(unseen.read_text().splitlines(keepends=True)[:4]))
+    settings["task"] = {"packs": [str(pack)]}
     settings["train"] |= {
         "steps": 2,
         "token_budget": 600,

@@ -143,7 +143,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, An
     [
         ("batch", 2),  # all of the second step is sampled, and it is not trained yet
         ("eval", 1),  # after that of the base, before it is kept as the best
-        ("eval", 2),  # the same in the middle
         ("checkpoint", 2),  # right after a checkpoint: the best one, then that of step 2
         ("update", 3),  # after a step, before its checkpoint
         ("rollout", 3 * EPISODES + 4 + 5),  # within the last step, one step after a checkpoint
