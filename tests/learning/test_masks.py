@@ -83,7 +83,8 @@ def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Ep
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "loss"), zip(sorted(AGGREGATIONS), cycle(["gspo", "clip_cov"]), strict=False)
+    ("aggregation", "loss"),
+    [*zip(sorted(AGGREGATIONS), cycle(["gspo", "clip_cov"]), strict=False)],
 )
 def test_a_rejected_token_is_as_if_it_had_not_been_sampled(
     start: Any, aggregation: str, loss: str

@@ -92,7 +92,7 @@ def moved(start: Any, model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("budget", [4096, 8])
 @pytest.mark.parametrize(
     ("shape", "aggregation"),
-    zip(sorted(TREES), ("token_mean", "episode_mean", "seq_mean"), strict=True),
+    [*zip(sorted(TREES), ("token_mean", "episode_mean", "seq_mean"), strict=True)],
 )
 def test_the_gradient_is_that_of_the_hand_built_sequences(
     start: Any, shape: str, aggregation: str, budget: int

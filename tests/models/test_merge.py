@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, NotFound, TemplateError, UsageError
 from agentrl_cli.models.merge import merge
 from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
-from tests.helpers.chat import bpe_json
+from tests.helpers.train import write_model, write_tokenizer
 
 # peft 0.19 asks transformers 5.23 for a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings(
@@ -25,33 +24,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 IDS = torch.arange(3, 23)[None]
-TOKENIZER = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": "<|im_end|>",
-    "pad_token": "<|endoftext|>",
-}
-
-
-def tiny(seed: int = 0) -> Any:
-    """A random Qwen3 of one layer, in float32."""
-    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=352,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=256,
-        eos_token_id=2,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    model: Any = Qwen3ForCausalLM(config)
-    return model.eval()
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -60,18 +32,9 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def write_tokenizer(folder: Path, template: str | None = None) -> None:
-    (folder / "tokenizer.json").write_text(bpe_json())
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
-    (folder / "chat_template.jinja").write_text(template or tiny_template())
-
-
 @pytest.fixture(scope="module")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "base"
-    tiny().save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
+    return write_model(tmp_path_factory.mktemp("models") / "base")
 
 
 @pytest.fixture(scope="module")

@@ -116,11 +116,11 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
 
 
 async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
-    """One token a turn, one half of them right by chance: twenty steps must find out which half."""
+    """One token a turn, one half of them right by chance: fourteen steps must find out which half."""
     rewards: list[float] = []
     rollout = {"group_size": 8, "prompts_per_step": 4, "max_new_tokens": 1}
     async with trainer_of(
-        tmp_path, model, rollout=rollout, train={"steps": 20, "lr": 2e-2}
+        tmp_path, model, rollout=rollout, train={"steps": 14, "lr": 2e-2}
     ) as trainer:
         trainer.on_step = lambda step, metrics: rewards.append(metrics["reward"])
         await trainer.train()
