@@ -1,6 +1,5 @@
 """`merge`: full weights and adapters become plain Hugging Face folders that transformers loads by itself."""
 
-import json
 import os
 import shutil
 from functools import partial
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, NotFound, TemplateError, UsageError
 from agentrl_cli.models.merge import merge
 from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
+from tests.helpers.cli import Cli
 from tests.helpers.train import write_model, write_tokenizer
 
 # peft 0.19 asks transformers 5.23 for a name that is on its way out.
@@ -187,21 +186,17 @@ def test_broken_sources_leave_nothing(
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-def test_the_command(base_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    project, out = tmp_path / "project", tmp_path / "out"
+def test_the_command(base_folder: Path, cli: Cli) -> None:
+    out, project = cli.folder / "out", cli.folder / "project"
     (project / "runs").mkdir(parents=True)
     (project / "agentrl.yaml").write_text("seed: 1\n")
-    place = ["--project", str(project)]
-    assert main(["merge", str(out), *place]) == 2
-    assert "Nothing was trained" in capfd.readouterr().err
+    cli.always = ("--project", str(project))
+    cli("merge", str(out), code=2, said="Nothing was trained")
     with Store.open(project / "runs" / "agentrl.db") as store:
         run = store.runs.add(RunRow(id="", name="fox", model="tiny"))
         store.runs.add_checkpoint(run.id, 40, base_folder, {}, "last")
-    assert main(["merge", str(out), *place, "--json"]) == 0
-    read = json.loads(capfd.readouterr().out)
+    read = cli.json("merge", str(out))
     assert (read["folder"], read["adapter"], read["dtype"]) == (str(out), False, "float32")
-    assert main(["merge", "fox@last", str(out), *place]) == 2
-    assert "--force" in capfd.readouterr().err
-    assert main(["merge", "last", str(out), "--force", *place]) == 0
-    assert capfd.readouterr().out == f"{out}\n"
-    assert main(["merge", "last", str(out), "--dtype", "int8", *place]) == 2
+    cli("merge", "fox@last", str(out), code=2, said="--force")
+    assert cli("merge", "last", str(out), "--force") == f"{out}\n"
+    cli("merge", "last", str(out), "--dtype", "int8", code=2)

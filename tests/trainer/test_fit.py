@@ -1,19 +1,18 @@
 """`agentrl train --fit`, `--gpu-memory` and `--preset`: real shapes, planned for GPUs that are absent."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentrl_cli.commands import main
 from agentrl_cli.config import load_config
 from agentrl_cli.config.presets import preset_file, preset_names
 from agentrl_cli.inference.memory import live_rows
 from agentrl_cli.models.adapter import add_adapter
 from agentrl_cli.trainer.memory_fit import changes, fit
 from benchmarks.gpu_memory import GPUS, PAGE, cell, folders, settings
+from tests.helpers.cli import Cli
 
 GiB = 2**30
 PARAMETERS = {
@@ -86,36 +85,19 @@ def test_the_table_is_what_the_planner_computes(shapes: dict[str, Path]) -> None
         assert f"| {name} | {count:,} |" in page
 
 
-def test_planning_from_the_command_line(
-    shapes: dict[str, Path],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert main(["init", "calc-task", str(tmp_path / "p")]) == 0
-    monkeypatch.chdir(tmp_path / "p")
-    plan = [
-        "train",
-        "--preset",
-        "qwen2-0.5b-4gb",
-        "--model",
-        str(shapes["Qwen2-0.5B"]),
-        "--dry-run",
-        "--gpu-memory",
-    ]
-    assert main([*plan, "4GiB"]) == 0
-    assert "494,032,768 parameters, 4,399,104 trained, on cuda" in capfd.readouterr().err
-    assert main([*plan, "1800MiB"]) == 3
-    assert "To make it fit: --fit" in capfd.readouterr().err
-    assert main([*plan, "1800MiB", "--fit", "--json"]) == 0
-    out, err = capfd.readouterr()
-    report = json.loads(out)
-    assert report["fits"] and f"none → {report['config']['model']['quantization']}" in err
+def test_planning_from_the_command_line(shapes: dict[str, Path], cli: Cli) -> None:
+    cli("init", "calc-task", "p")
+    cli.folder = cli.folder / "p"
+    small = ("train", "--preset", "qwen2-0.5b-4gb", "--model", str(shapes["Qwen2-0.5B"]))
+    plan = (*small, "--dry-run", "--gpu-memory")
+    cli(*plan, "4GiB", said="494,032,768 parameters, 4,399,104 trained, on cuda")
+    cli(*plan, "1800MiB", code=3, said="To make it fit: --fit")
+    report = cli.json(*plan, "1800MiB", "--fit")
+    assert report["fits"] and f"none → {report['config']['model']['quantization']}" in cli.err
     for wrong, said in (
         (["--preset", "qwen2-0.5b"], "Did you mean qwen2-0.5b-4gb?"),
         (["--gpu-memory", "4GiB"], "Add --dry-run"),
         (["--dry-run", "--gpu-memory", "much"], "--gpu-memory: 'much'"),
         (["--fit", "--resume", "last"], "Leave out --fit"),
     ):
-        assert main(["train", *wrong]) == 2
-        assert said in capfd.readouterr().err
+        cli("train", *wrong, code=2, said=said)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from textual.app import App
 from textual.events import Key
 from textual.widgets import Input
 
-from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.dialogs import Form
@@ -42,12 +40,12 @@ from agentrl_cli.types import (
 )
 from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
+from tests.helpers.cli import Cli
 from tests.helpers.trees import chain, episode, fork, sub_agent, three_leaves
 from tests.helpers.tui import screen_of, until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
 EP = "ep0120003"
-Cli = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -306,21 +304,8 @@ def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
         wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id
     out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db))
     assert wanted in out.splitlines()[0]
-    assert "No episode matches" in cli(
-        "replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2
-    )
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command: its output, or what it says to a mistake."""
-
-    def call(*arguments: str, code: int = 0) -> str:
-        done, (out, err) = main([*arguments]), capfd.readouterr()
-        assert done == code and "Traceback" not in err, err
-        return err if code else out
-
-    return call
+    more = ("-f", "reward:>99", "--db", str(db))
+    cli("replay", "--plain", *more, code=2, said="No episode matches")
 
 
 def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
@@ -357,21 +342,12 @@ def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
     assert sampled["advantage"] == pytest.approx(-0.77) and len(sampled["top"]) == 5
 
 
-def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "r.svg"
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "replay",
-        EP,
-        "--svg",
-        str(picture),
-        "--db",
-        str(db),
-    ]
-    subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
-    text = picture.read_text("utf-8")
+def test_without_colours_the_glyphs_say_the_same(
+    db: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    cli("replay", EP, "--svg", "r.svg", "--db", str(db))
+    text = (cli.folder / "r.svg").read_text("utf-8")
     assert "eeeeee" in text and "~~~~" in text
 
 
@@ -384,7 +360,7 @@ def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> No
     ],
 )
 def test_mistakes_get_a_message(db: Path, cli: Cli, arguments: list[str], said: str) -> None:
-    assert said in cli(*arguments, "--db", str(db), code=2)
+    cli(*arguments, "--db", str(db), code=2, said=said)
 
 
 async def test_following_goes_on_to_the_newest_episode_until_something_moves(
@@ -557,19 +533,14 @@ async def test_replay_shows_the_tree_and_each_branch_alone(trees: Path) -> None:
         assert "It costs 54" in visible(app)
 
 
-def test_printed_and_as_json(trees: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "tree", "--plain", "--db", str(trees)]) == 0
-    text = capfd.readouterr().out
-    assert (
-        "--- TURN 6/7 tool  continues turn 1" in text
-        and "3 branches, B: turns 2-3, 0-1 4-5, 0-1 6-7" in text
-    )
-    assert main(["replay", "tree", "--json", "--db", str(trees)]) == 0
-    shown = json.loads(capfd.readouterr().out)
+def test_printed_and_as_json(trees: Path, cli: Cli) -> None:
+    text = cli("replay", "tree", "--plain", "--db", str(trees))
+    assert "--- TURN 6/7 tool  continues turn 1" in text
+    assert "3 branches, B: turns 2-3, 0-1 4-5, 0-1 6-7" in text
+    shown = cli.json("replay", "tree", "--db", str(trees))
     assert shown["branches"] == [[2, 3], [0, 1, 4, 5], [0, 1, 6, 7]]
     assert [turn["parent"] for turn in shown["turns"]] == [None, None, -1, None, 1, None, 1, None]
-    assert main(["show", "tree", "--db", str(trees)]) == 0
-    text = capfd.readouterr().out
+    text = cli("show", "tree", "--db", str(trees))
     assert "branches 2-3, 0-1 4-5, 0-1 6-7" in text and "── turn 4 tool ── continues turn 1" in text
 
 

@@ -48,6 +48,7 @@ from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.tui.whatif.view import whatif_arguments
 from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall
 from tests.helpers import tui_demo as demo
+from tests.helpers.cli import Cli
 from tests.helpers.tui import screen_of, until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -325,7 +326,7 @@ async def test_a_store_without_runs_or_that_cannot_be_read(tmp_path: Path) -> No
         assert not list(app._notifications)
 
 
-def test_comparing_two_runs(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_comparing_two_runs(db: Path, cli: Cli) -> None:
     with Store.open(db, readonly=True) as store:
         found = compare_runs(store, "grpo-06", "grpo-07")
     (line,) = found.tasks
@@ -336,11 +337,9 @@ def test_comparing_two_runs(db: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
     assert found.difference.value == pytest.approx(5 / 12 - 1 / 2)
     command = ["compare", "grpo-06", "grpo-07", "--db", str(db)]
-    assert main(command) == 0
-    text = capfd.readouterr().out
+    text = cli(*command)
     assert "1 tasks attempted by both" in text and "test, newest" in text and "calc/0417" in text
-    assert main([*command, "--json"]) == 0
-    row = json.loads(capfd.readouterr().out)
+    row = cli.json(*command)
     assert row["tasks"][0]["before"] == [1, 2] and row["metrics"]["reward"]["before"] == 0.25
 
 
@@ -423,11 +422,9 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live:
         assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
 
 
-def test_last_with_a_filter_is_the_last_that_it_lets_through(
-    live: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["replay", "last", "--plain", "--db", str(live), "-f", "outcome:solved"]) == 0
-    assert "solved" in capfd.readouterr().out.splitlines()[0]
+def test_last_with_a_filter_is_the_last_that_it_lets_through(live: Path, cli: Cli) -> None:
+    said = cli("replay", "last", "--plain", "--db", str(live), "-f", "outcome:solved")
+    assert "solved" in said.splitlines()[0]
 
 
 async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) -> None:
@@ -487,20 +484,15 @@ async def test_a_picture_of_a_secret_is_asked_for(
         assert "masks" not in target.read_text("utf-8")
 
 
-def test_a_picture_of_a_secret_needs_a_flag(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with_a_secret(tmp_path / "s.db")
-    target = tmp_path / "r.svg"
-
-    def run(*more: str) -> int:
-        return main(["replay", *more, "--db", str(tmp_path / "s.db")])
-
-    assert run("telling", "--svg", str(target)) == 2
-    assert "--no-mask" in capfd.readouterr().err and not target.exists()
-    assert run("telling", "--svg", str(target), "--no-mask") == 0 and target.is_file()
-    assert run("plain", "--svg", str(tmp_path / "p.svg")) == 0 and (tmp_path / "p.svg").is_file()
-    assert run("plain", "--no-mask") == 2
+def test_a_picture_of_a_secret_needs_a_flag(cli: Cli) -> None:
+    with_a_secret(cli.folder / "s.db")
+    cli.always = ("--db", "s.db")
+    cli("replay", "telling", "--svg", "r.svg", code=2, said="--no-mask")
+    assert not (cli.folder / "r.svg").exists()
+    for words, made in ((("telling", "--no-mask"), "r.svg"), (("plain",), "p.svg")):
+        cli("replay", *words, "--svg", made)
+        assert (cli.folder / made).is_file()
+    cli("replay", "plain", "--no-mask", code=2)
 
 
 async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(

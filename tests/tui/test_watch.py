@@ -25,6 +25,7 @@ from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
+from tests.helpers.cli import Cli
 from tests.helpers.tui import screen_of, until, until_text, visible
 from tests.reports.planted import PLANTED
 
@@ -309,15 +310,13 @@ def test_the_last_step_is_the_run_s_own(db: Path) -> None:
         assert best.id != worst.id and best.reward == worst.reward == 1.0
 
 
-def test_without_a_terminal_one_line_per_step(db: Path) -> None:
+def test_without_a_terminal_one_line_per_step(db: Path, cli: Cli) -> None:
     with Store.open(db) as store:
         store.runs.update("run7", status="finished")
-    command = [sys.executable, "-m", "agentrl_cli", "watch", "--db", str(db)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 40 and "step 40" in done.stdout
-    assert "finished" in done.stderr
-    rows = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(rows.stdout.splitlines()[-1])["step"] == 40
+    lines = cli("watch", "--db", str(db), said="finished").splitlines()
+    assert len(lines) == 40 and "step 40" in lines[-1]
+    rows = cli("watch", "--db", str(db), "--json").splitlines()
+    assert json.loads(rows[-1])["step"] == 40
 
 
 def test_the_health_panel_is_the_walk_of_the_diagnosis() -> None:
