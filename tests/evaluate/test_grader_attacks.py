@@ -24,11 +24,12 @@ def test_there_are_fifty_planted_graders() -> None:
 
 @pytest.mark.parametrize("name", WORDS)
 async def test_a_faulty_grader_is_named(name: str, tmp_path: Path) -> None:
-    found = await attack(write(tmp_path / "p", *PLANTED[name]), None)
+    rows, code, rewards = PLANTED[name]
+    found = await attack(write(tmp_path / "p", rows[:3], code, rewards), None)
     assert any(WORDS[name] in text for text in found), found
 
 
 @pytest.mark.parametrize("number", range(4))
 async def test_a_sound_grader_is_left_alone(number: int, tmp_path: Path) -> None:
-    _, rest = list(sound_ones(None))[number]
-    assert await attack(write(tmp_path / "p", *rest), None) == []
+    _, (rows, code, rewards) = list(sound_ones(None))[number]
+    assert await attack(write(tmp_path / "p", rows[:4], code, rewards), None) == []
