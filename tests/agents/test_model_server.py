@@ -110,6 +110,8 @@ async def test_what_is_served_has_the_trainers_log_probabilities(tmp_path: Path)
             *(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(2))
         )
         await talk(server, "k0", 2, temperature=0.7)  # the same first message: the tree forks
+        refused = await ask(server, "/v1/models", {"id": "x", "adapter": "nothing@3"})
+        assert refused.status_code == 400 and "no store of runs" in refused.text
         weights = load_model(model, settings(model).model, base=tmp_path)
         for n in range(2):
             trace = await server.sessions.end(f"k{n}")
