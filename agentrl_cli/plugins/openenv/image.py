@@ -41,14 +41,13 @@ def _start(api: Any, image: str) -> str:
     ports = api.create_host_config(port_bindings={PORT: ("127.0.0.1",)}, init=True)
     try:
         made = api.create_container(image, ports=[PORT], host_config=ports, labels=own_labels())
-    except ImageNotFound as error:
-        raise NotFound(f"The engine has no image {image}.", hint=f"docker pull {image}") from error
-    atexit.register(_remove, api, made["Id"])
-    try:
+        atexit.register(_remove, api, made["Id"])
         api.start(made["Id"])
         port = api.port(made["Id"], PORT)[0]["HostPort"]
+    except ImageNotFound as error:
+        raise NotFound(f"The engine has no image {image}.", hint=f"docker pull {image}") from error
     except APIError as error:
-        raise EnvError(f"A container of {image} does not start: {error.explanation}") from error
+        raise EnvError(f"No container of {image} starts: {error.explanation}") from error
     url = f"http://127.0.0.1:{port}"
     _wait(api, made["Id"], image, url)
     return url
@@ -62,6 +61,7 @@ def _wait(api: Any, container: str, image: str, url: str) -> None:
             return
         time.sleep(0.1)
     said = api.logs(container, tail=5).decode(errors="replace").strip()
+    _remove(api, container)
     raise EnvError(f"The server in the image {image} does not answer on port {PORT}.", hint=said)
 
 

@@ -16,11 +16,14 @@ import pytest
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.container import connect
+from tests.helpers.cli import Cli
 from tests.helpers.programs import python_with
 from tests.plugins.openenv.test_hostile import SERVER
 
 NAME = "agentrl-test-openenv"
-START = ["/usr/local/bin/python3", "/server.py", "0.0.0.0", "8000"]
+PYTHON = "/usr/local/bin/python3"
+START = [PYTHON, "/server.py", "0.0.0.0", "8000"]
+DIES = [PYTHON, "-c", "print('no map at /maps')"]
 PLAY = """
 import asyncio, sys
 from agentrl_cli.commands import main
@@ -63,11 +66,13 @@ def made(engine: Any, python: str) -> Iterator[str]:
     container = engine.create_container(image.tag([]), ["true"])["Id"]
     try:
         engine.put_archive(container, "/", files.getvalue())
-        engine.commit(container, NAME, conf={"Entrypoint": START, "Cmd": [], "User": "0"})
+        for tag, words in (("latest", START), ("dies", DIES)):
+            engine.commit(container, NAME, tag, conf={"Entrypoint": words, "Cmd": [], "User": "0"})
         yield NAME
     finally:
         engine.remove_container(container, force=True)
-        engine.remove_image(NAME, force=True)
+        for tag in ("latest", "dies"):
+            engine.remove_image(f"{NAME}:{tag}", force=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,7 @@ def python() -> str:
 
 
 def test_a_container_lives_as_long_as_the_process(
-    made: str, engine: Any, python: str, tmp_path: Path
+    made: str, engine: Any, python: str, tmp_path: Path, cli: Cli
 ) -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
@@ -86,3 +91,19 @@ def test_a_container_lives_as_long_as_the_process(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not engine.containers(all=True, filters={"id": done.stdout.split()[-1]})
+    for name, code, said in (
+        (f"{made}:dies", 1, ("does not answer on port 8000", "no map at /maps")),
+        (f"{made}:absent", 2, "docker pull"),
+        ("Bad Name", 1, "invalid reference format"),
+    ):
+        cli(
+            "init",
+            "odd",
+            "--from",
+            f"openenv:docker:{name}",
+            "--python",
+            python,
+            code=code,
+            said=said,
+        )
+    assert not engine.containers(all=True, filters={"ancestor": f"{made}:dies"})
