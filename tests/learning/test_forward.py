@@ -13,6 +13,8 @@ from agentrl_cli.learning.attention import Block, _FlashBlocks, _mask, _masked_b
 from agentrl_cli.learning.fused_layer import product
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Rows, Segment, micro_batches, pack, select_segments
+from benchmarks.architectures import build
+from tests.helpers import local
 
 VOCAB = 64
 Mode: Any = TorchDispatchMode  # torch does not say its types
@@ -22,75 +24,18 @@ pytestmark = pytest.mark.filterwarnings(
 )  # peft's, on transformers 5
 
 
+OWN: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "llama": {"attention_bias": True, "tie_word_embeddings": False},
+    "mistral": {"sliding_window": 6},
+}
+
+
 def tiny(kind: str = "qwen3", **changes: Any) -> Any:
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
-
-    if kind in {"falcon", "gemma2"}:
-        return odd(kind)
-    classes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
-        "llama": (
-            LlamaConfig,
-            LlamaForCausalLM,
-            {"tie_word_embeddings": False, "attention_bias": True},
-        ),
-        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
-    }
-    config, model, extra = classes[kind]
-    torch.manual_seed(0)
-    given: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.3,
-    }
-    return (
-        model(config(**{**given, **extra, **changes}, attn_implementation="sdpa")).double().train()
-    )
-
-
-def odd(kind: str) -> Any:
-    """Architectures whose attention cannot be packed."""
-    from transformers import FalconConfig, FalconForCausalLM, Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    if kind == "falcon":
-        config = FalconConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        return FalconForCausalLM(config).double().train()
-    given: dict[str, Any] = {
-        "final_logit_softcapping": 2.0,
-        "attn_implementation": "eager",
-        "sliding_window": 6,
-    }
-    config_2 = Gemma2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=0.3,
-        **given,
-    )
-    return Gemma2ForCausalLM(config_2).double().train()
+    if kind == "falcon":  # its attention cannot be packed, as gemma2's
+        return build("FalconForCausalLM").double().train()
+    given = {"vocab_size": VOCAB, "initializer_range": 0.3, **OWN.get(kind, {}), **changes}
+    return local.tiny(kind, **given).double().train()
 
 
 def episode(rng: np.random.Generator, prompt: np.ndarray, n: int, gap: bool = True) -> Segment:
