@@ -14,10 +14,8 @@ from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_parts, tu
 from agentrl_cli.learning.turn_advantages import gae_raw, rewards_to_go, value_targets
 from agentrl_cli.types import (
     Episode,
-    Generation,
     Origin,
     RewardPart,
-    StopReason,
     Tokens,
     ToolCall,
     ToolResult,
@@ -362,20 +360,10 @@ def test_an_episode_without_trained_tokens_gets_an_empty_array() -> None:
     assert episode_advantage(estimator("dr_grpo")(x)).tolist() == pytest.approx([2 / 3, 0, -1 / 3])
 
 
-def sampled(n: int) -> Tokens:
-    f = np.zeros(n, np.float32)
-    top = np.zeros((n, 5))
-    return Tokens.from_generation(
-        Generation(np.arange(n, dtype=np.int32), f, f, f, top.astype(np.int32), top.astype(np.float32),
-                   StopReason.STOP, "v")
-    )  # fmt: skip
-
-
 def test_input_read_off_episodes() -> None:
     def episode(group: str, answer: float, tool: float | None) -> Episode:
-        tokens = Tokens.concat([
-            Tokens.from_ids([1, 2], [Origin.USER] * 2), sampled(3), Tokens.from_ids([7], [Origin.TOOL]), sampled(2)
-        ])  # fmt: skip
+        origins = [Origin.USER] * 2 + [Origin.MODEL] * 3 + [Origin.TOOL] + [Origin.MODEL] * 2
+        tokens = Tokens.from_ids([1, 2, 0, 1, 2, 7, 0, 1], origins)
         result = ToolResult("ok", reward=tool)
         return Episode(
             id="e",

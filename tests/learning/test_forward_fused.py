@@ -14,6 +14,7 @@ from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import Packed, Segment, pack
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter
+from tests.helpers import local
 from tests.helpers.train import VOCABULARY
 from tests.learning.test_update import config, episodes
 
@@ -22,26 +23,8 @@ FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 
 def make(family: str, dtype: torch.dtype = torch.float32, **adapter: Any) -> Any:
     """A model with random weights under an adapter whose matrices are both random."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    more = {"head_dim": 8} if family != "qwen2" else {}
-    kind = AutoConfig.for_model(
-        family,
-        **sizes,
-        **more,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=128,
-    )
-    load: Any = AutoModelForCausalLM
-    model = load.from_config(kind).to(dtype)
+    more = {"sliding_window": None} if family == "mistral" else {}
+    model = local.tiny(family, vocab_size=VOCABULARY, **more).to(dtype)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor += 0.1 * torch.randn_like(tensor)
