@@ -199,13 +199,13 @@ async def test_the_next_step_begins_before_the_update_is_done(tmp_path: Path, mo
     for staleness, expected in ((0, 8), (1, 16), (2, 24)):
         begun.clear()
         folder = tmp_path / str(staleness)
-        rollout = {"async_staleness": staleness}
+        rollout, steps = {"async_staleness": staleness}, max(2, staleness + 1)
         async with trainer_of(
-            folder, model, hooks=[Order()], rollout=rollout, train={"steps": 3}
+            folder, model, hooks=[Order()], rollout=rollout, train={"steps": steps}
         ) as trainer:
             await trainer.train()
         assert begun.index(("update", 1)) == expected
-        assert sum(what == "episode" for what, _ in begun) == 24
+        assert sum(what == "episode" for what, _ in begun) == 8 * steps
 
 
 async def test_a_straggler_is_cut_off_and_its_group_trains_without_it(
