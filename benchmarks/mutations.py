@@ -69,8 +69,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents: tools are ignored when a message tree is searched",
-        "at = self._roots.get(tools_key(tools)) or Node(tuple(tools))",
-        "at = next(iter(self._roots.values()), None) or Node(tuple(tools))",
+        "at = self._roots.get(tools_key(tools) + player) or Node(tuple(tools), player)",
+        "at = next(iter(self._roots.values()), None) or Node(tuple(tools), player)",
         "agents/test_session.py",
     ),
     Mutation(
@@ -147,8 +147,8 @@ MUTATIONS = (
     ),
     Mutation(
         "trainer: the oldest checkpoints stay",
-        "for checkpoint in old[: -self.config.save.keep]:",
-        "for checkpoint in old[self.config.save.keep :]:",
+        "for checkpoint in [c for c in old[: -self.config.save.keep] if c.path != besides]:",
+        "for checkpoint in [c for c in old[self.config.save.keep :] if c.path != besides]:",
         "trainer/test_trainer.py trainer/test_resume.py",
     ),
     Mutation(
