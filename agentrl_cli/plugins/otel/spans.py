@@ -39,7 +39,7 @@ def watcher(config: Any) -> Steps | None:
 
 
 class Steps(Hook):
-    """Sends `train`, and in it a `train_step` with its numbers for every step; secrets are in none of them."""
+    """Sends `train`, and in it `train_step` and `evaluate` with their numbers; secrets are in none of them."""
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
@@ -47,21 +47,34 @@ class Steps(Hook):
         self._started = 0
 
     def on_step_start(self, run: Any, step: int) -> None:
-        if self._run is None:
-            about = {"agentrl.run": run.id, "agentrl.run.name": run.name}
-            self._run = self._tracer.start_span(f"train {run.name}", attributes=about)
+        self._begin(run)
         self._started = time.time_ns()
 
     def on_update(self, metrics: Mapping[str, float], step: int) -> None:
+        self._send("train_step", step, metrics, self._started)
+
+    def on_eval(self, result: Any, step: int, run: Any = None) -> None:
+        if run is not None and run.kind == "train":  # that of the base comes before any step
+            self._begin(run)
+        numbers = {"solved": result.pass_rate}
+        for split, found in result.report()["splits"].items():
+            numbers |= {f"{split}.{name}": value for name, value in found.items()}
+        self._send("evaluate", step, numbers, time.time_ns() - int(result.seconds * 1e9))
+
+    def _begin(self, run: Any) -> None:
+        if self._run is None:
+            about = {"agentrl.run": run.id, "agentrl.run.name": run.name}
+            self._run = self._tracer.start_span(f"train {run.name}", attributes=about)
+
+    def _send(self, name: str, step: int, numbers: Mapping[str, Any], started: int) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        inside = set_span_in_context(self._run)
+        inside = None if self._run is None else set_span_in_context(self._run)
         given: dict[str, Any] = {
-            f"agentrl.{name}": value for name, value in finite(metrics).items()
+            f"agentrl.{name}": value for name, value in finite(numbers).items()
         }
         given["agentrl.step"] = step  # last: of more than it keeps the SDK drops the first
-        begun = {"start_time": self._started, "attributes": given}
-        self._tracer.start_span("train_step", inside, **begun).end()
+        self._tracer.start_span(name, inside, start_time=started, attributes=given).end()
 
     def on_run_end(self, run: Any, error: BaseException | None) -> None:
         if self._run is not None:

@@ -138,7 +138,8 @@ def test_nothing_is_sent_unasked(
 
 def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]) -> None:
     """A span for each step, with its reward and its time, inside that of the run; episodes are traces of their own."""
-    small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1", "train.eval=0"]
+    small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1"]
+    small.append("train.eval={every: 2, tasks: 1, samples: 1}")
     sets = [word for one in small for word in ("--set", one)]
     with collector() as (address, got):
         agentrl(address, "train", "--otel", *sets)
@@ -146,8 +147,12 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
     run = next(span for span in spans if span["name"].startswith("train "))
     steps = [span for span in spans if span["name"] == "train_step"]
     assert [int(span["is"]["agentrl.step"]) for span in steps] == [1, 2]
-    for span in steps:
-        assert span["parentSpanId"] == run["spanId"] and "agentrl.reward" in span["is"]
+    evaluations = [span for span in spans if span["name"] == "evaluate"]
+    assert [int(span["is"]["agentrl.step"]) for span in evaluations] == [0, 2]
+    assert all("agentrl.solved" in span["is"] for span in evaluations)
+    for span in [*steps, evaluations[1]]:
+        assert span["parentSpanId"] == run["spanId"]
+        assert span["name"] == "evaluate" or "agentrl.reward" in span["is"]
         times = [int(one[name]) for one, name in ((run, "startTimeUnixNano"), (span, "startTimeUnixNano"),
                                                   (span, "endTimeUnixNano"), (run, "endTimeUnixNano"))]  # fmt: skip
         assert times == sorted(times)
