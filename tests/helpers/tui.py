@@ -56,16 +56,15 @@ def _note(app: App[Any], message: str, **options: Any) -> None:
 App.notify = _note  # type: ignore[method-assign,assignment]  # else a test waits for ever for one that it missed
 
 
-_paint = Compositor.render_full_update
+_paint = Compositor.render_update
 
 
-def _paint_pictures(compositor: Compositor, simplify: bool = False) -> Any:
+def _paint_pictures(compositor: Compositor, full: bool = False, **options: Any) -> Any:
     compositor._dirty_regions.clear()
-    return _paint(compositor, simplify) if simplify else None
+    return _paint(compositor, full, **options) if full else None
 
 
-Compositor.render_full_update = _paint_pictures  # type: ignore[method-assign,assignment]
-Compositor.render_partial_update = _paint_pictures  # type: ignore[method-assign,assignment]
+Compositor.render_update = _paint_pictures  # type: ignore[method-assign,assignment]
 # Half of the cost: without a terminal an application throws its frames away; `visible` renders what a test looks at.
 
 
