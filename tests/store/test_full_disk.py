@@ -114,9 +114,12 @@ def test_a_full_disk_is_one_sentence(
     ("command", "what"),
     [
         ("train", "the store"),
+        ("train --resume last --steps 3", ""),
         ("merge last@2 small/out", "small/out"),
         ("init code-task small/new", "small/new"),
         ("runs rename last other", "the store"),
+        ("db vacuum", "the store"),
+        ("db backup small/copy.db", "the store small/copy.db"),
     ],
 )
 def test_a_read_only_disk_is_called_that(trained: Path, command: str, what: str) -> None:

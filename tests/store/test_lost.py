@@ -49,7 +49,7 @@ def damage():
 
 
 FAULTS = {
-
+    "everything": lose("", "-wal", "-shm"),
     "log": lose("-wal"),
     "replaced": replace,
     "deleted": delete,
@@ -86,9 +86,8 @@ def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("Error: ")]
 
 
-@pytest.mark.parametrize("fault", ["log", "replaced"])
+@pytest.mark.parametrize("fault", ["everything", "log", "replaced"])
 def test_a_training_stops_where_its_store_is_lost(tmp_path: Path, model: Path, fault: str) -> None:
-    """A lost file itself is noticed by the next commit as well: see below."""
     project, code, output = training(tmp_path / "project", model, fault)
     assert code == 3, output
     (line,) = errors(output)

@@ -72,7 +72,7 @@ def rewards(store: Store) -> dict[str, float | None]:
     return {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
 
 
-@pytest.mark.parametrize("schema", [1, 7, 9, SCHEMA_VERSION - 1])
+@pytest.mark.parametrize("schema", [1, 2, 7, 8, 9, 12, SCHEMA_VERSION - 1])
 def test_a_reader_reads_an_old_store_and_changes_nothing(
     tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
     watcher.close()
 
 
-@pytest.mark.parametrize("schema", [1, 8])
+@pytest.mark.parametrize("schema", [1, 7, 8, SCHEMA_VERSION - 1])
 def test_no_writer_migrates_a_store_under_a_training_of_an_older_version(
     tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,7 +195,7 @@ def write(store: Store, episode: Episode) -> None:
     store.episodes.finish(episode)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(30))
 def test_episode_comes_back_equal(store: Store, seed: int) -> None:
     rng = np.random.default_rng(seed)
     by_turn, at_once = random_episode(rng), random_episode(rng)

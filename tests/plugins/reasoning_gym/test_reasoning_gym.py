@@ -33,6 +33,6 @@ async def test_a_family_becomes_a_project(tmp_path: Path) -> None:
 
 def test_an_unknown_name_names_the_nearest(cli: Cli) -> None:
     python = python_with("reasoning-gym", "reasoning_gym")
-    said = ("Did you mean max_terms", "There are: ")
-    given = ("--from", "reasoning-gym:chain_sum?max_trms=2", "--python", python)
-    cli("init", "p", *given, code=2, said=said)
+    for source, near in (("chain_sm", "chain_sum"), ("chain_sum?max_trms=2", "max_terms")):
+        said = (f"Did you mean {near}", "There are: ")
+        cli("init", "p", "--from", f"reasoning-gym:{source}", "--python", python, code=2, said=said)
