@@ -153,8 +153,8 @@ MUTATIONS = (
     ),
     Mutation(
         "trainer: a damaged checkpoint is loaded",
-        "if not whole(path):",
-        "if False and not whole(path):",
+        "if why := damage(folder):",
+        "if False and (why := damage(folder)):",
         "trainer/test_damaged_checkpoints.py",
     ),
     Mutation(
