@@ -16,7 +16,6 @@ from agentrl_cli.models.checkpoint import (
     load_weights,
     save_checkpoint,
     sweep,
-    whole,
 )
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import prunable, prune
@@ -104,8 +103,6 @@ class Checkpoints:
             path = Path(found[-1].path)
             try:
                 state = load_state(path)
-                if not whole(path):
-                    raise DamagedCheckpoint(path, "a file is missing")
                 load_weights(self.loaded.model, path)
                 changed = True
                 self._load_learner(state, path)

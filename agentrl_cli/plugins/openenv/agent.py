@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
+from agentrl_cli.agents.runners.base import WorldFault
+from agentrl_cli.errors import AgentRLError
 from agentrl_cli.plugins.openenv.image import serve_image
 from agentrl_cli.types import Task
 
@@ -38,8 +40,11 @@ class OpenEnv(ForeignWorld):
     async def solve(
         self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
     ) -> float | dict[str, float]:
-        """Play a row. Raises NotFound, SandboxUnavailable, MissingDependency, WorldFault."""
-        await asyncio.to_thread(self._serve)
+        """Play a row. Raises MissingDependency, WorldFault."""
+        try:
+            await asyncio.to_thread(self._serve)
+        except AgentRLError as error:  # of the engine or the image, never of the model
+            raise WorldFault(error.message, hint=error.hint) from error
         return await super().solve(task, base_url, api_key, model, attempt)
 
     def _serve(self) -> None:

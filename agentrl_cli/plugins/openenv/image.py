@@ -43,13 +43,13 @@ def _start(api: Any, image: str) -> str:
         made = api.create_container(image, ports=[PORT], host_config=ports, labels=own_labels())
         atexit.register(_remove, api, made["Id"])
         api.start(made["Id"])
-        port = api.port(made["Id"], PORT)[0]["HostPort"]
+        bound = api.port(made["Id"], PORT)  # None if it has ended already
     except ImageNotFound as error:
         raise NotFound(f"The engine has no image {image}.", hint=f"docker pull {image}") from error
     except APIError as error:
         raise EnvError(f"No container of {image} starts: {error.explanation}") from error
-    url = f"http://127.0.0.1:{port}"
-    _wait(api, made["Id"], image, url)
+    port = int(bound[0]["HostPort"]) if bound else PORT
+    _wait(api, made["Id"], image, url := f"http://127.0.0.1:{port}")
     return url
 
 

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.agents.runners.base import WorldFault
 from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.plugins.openenv.agent import OpenEnv
 from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.container import connect
+from agentrl_cli.types import Task
 from tests.helpers.cli import Cli
 from tests.helpers.programs import python_with
 from tests.plugins.openenv.test_hostile import SERVER
@@ -107,3 +110,12 @@ def test_a_container_lives_as_long_as_the_process(
             said=said,
         )
     assert not engine.containers(all=True, filters={"ancestor": f"{made}:dies"})
+
+
+async def test_an_image_that_is_lost_is_not_the_models_fault(
+    engine: Any, python: str, tmp_path: Path
+) -> None:
+    agent = OpenEnv(f"docker:{NAME}:absent", python=python)
+    task = Task("p/0", "p", "", "train", (), {"sample": 0})
+    with pytest.raises(WorldFault, match="has no image"):
+        await agent.solve(task, "http://127.0.0.1:9", "key", "model")
