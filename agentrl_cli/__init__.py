@@ -1,6 +1,7 @@
 """Train tool-using language-model agents with reinforcement learning on one machine, and see exactly what happened.
 
 Names are loaded when they are first used: `import agentrl_cli` prints nothing and imports no torch.
+The first name that is used sets how OpenMP waits (OMP_WAIT_POLICY, OMP_NUM_THREADS) where that is not set.
 """
 
 from __future__ import annotations
@@ -111,6 +112,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agentrl_cli.models.openmp import limit_openmp
+
+    limit_openmp()
     value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.models.openmp import limit_openmp
+
 HOMES = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
@@ -40,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, part in (("HOME", "home"), ("TMPDIR", "tmp")):
         (folder / part).mkdir()
         os.environ[name] = str(folder / part)
+    limit_openmp()  # as every command does: threads of four workers that spin for each other cost several times the CPU
     folder.chmod(
         0o711
     )  # the sandbox's runner becomes another user, who makes folders in TMPDIR as in /tmp

@@ -162,8 +162,10 @@ def root(
         except AgentRLError:  # an unreadable configuration: the command that needs it reports it
             db = None
         if db is not None and db.is_file() and is_terminal():
+            from agentrl_cli.models.openmp import limit_openmp
             from agentrl_cli.tui.app import start
 
+            limit_openmp()  # the screens sample what-ifs and chats
             return start(db)
         typer.echo(ctx.get_help())
         if db is not None and not db.is_file():
@@ -174,12 +176,10 @@ def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
     from agentrl_cli.commands.help import with_examples
     from agentrl_cli.commands.options import add_flags, flatten
+    from agentrl_cli.models.openmp import limit_openmp
 
-    panel, target_name, _ = commands()[name]
-    if panel == "Run":
-        from agentrl_cli.models.openmp import limit_openmp
-
-        limit_openmp()
+    limit_openmp()  # whichever command: `demo`, `check`, `init` compute as well as `train`
+    _, target_name, _ = commands()[name]
     module_name, _, attribute = target_name.partition(":")
     module = importlib.import_module(module_name)
     target = getattr(module, attribute or ("app" if hasattr(module, "app") else "command"))

@@ -67,6 +67,20 @@ def test_help_imports_hardly_anything() -> None:
     assert found == "[]" and int(modules) <= 12, done.stdout
 
 
+@pytest.mark.parametrize(
+    "begin",
+    ["from agentrl_cli.commands import main; main(['words'])", "from agentrl_cli import Config"],
+)
+def test_threads_sleep_while_they_wait(begin: str) -> None:
+    """OpenMP reads its variables when torch loads: before that they stand, whichever command or name comes first."""
+    code = f"{begin}; import os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=bare, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "PASSIVE False"
+
+
 def test_the_front_page_names_every_command(cli: Cli) -> None:
     page = cli()
     assert page == cli("--help") == cli("-h")

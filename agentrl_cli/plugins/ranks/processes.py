@@ -45,7 +45,7 @@ class Child:
     def __init__(self, place: Place, log: Path, threads: int) -> None:
         self.place = place
         self.log = log
-        env = {"OMP_NUM_THREADS": str(threads), **os.environ, **place.env}
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), **place.env}
         if place.host == "127.0.0.1" and sys.platform == "linux":
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with log.open("wb") as file:
@@ -82,11 +82,13 @@ class Child:
 
 
 def spawn(places: Sequence[Place], logs: Path, here: int) -> list[Child]:
-    """Start ranks of this machine."""
+    """Start ranks of this machine, which share the threads of this process."""
+    import torch
+
     if not places:
         return []
     logs.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // here)
+    threads = max(1, torch.get_num_threads() // here)
     return [
         Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads) for place in places
     ]
