@@ -16,6 +16,8 @@ from agentrl_cli.types.plain import parse_json
 ROLES = {"developer": "system", "human": "user", "model": "assistant", "ai": "assistant"}
 KNOWN = ("system", "user", "assistant", "tool")
 LISTS = ("messages", "input_messages", "choices")
+FIELDS = {*LISTS, "content", "contents", "parts", "tool_calls"}
+"""One of them at least is in a message, or its role is known."""
 
 
 def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
@@ -25,12 +27,14 @@ def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
             found = parse_json(value)
         except ValueError:
             found = None
-        if not isinstance(found, (dict, list)):
+        if not _has_messages(found):
             if value:
                 yield {"role": role, "content": value}
             return
         value = found
-    if isinstance(value, list):
+    if value and not _has_messages(value):  # an answer in a form that was asked for
+        yield {"role": role, "content": dumps(value)}
+    elif isinstance(value, list):
         for item in value:
             yield from messages_in(item, role)
     elif isinstance(value, dict):
@@ -43,6 +47,16 @@ def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
         )
 
 
+def _has_messages(value: Any) -> bool:
+    """Whether a JSON value is a message, or a list with one, and no other document."""
+    if isinstance(value, list):
+        return any(map(_has_messages, value))
+    if not isinstance(value, dict):
+        return False
+    known = not FIELDS.isdisjoint(value) or isinstance(value.get("message"), dict)
+    return known or str(value.get("role")) in (*KNOWN, *ROLES)
+
+
 def _read(given: Mapping[str, Any], role: str) -> Iterator[Message]:
     """Yield one message, and the answers of tools that it carries as messages of their own."""
     said = str(given.get("role") or role)
@@ -51,15 +65,15 @@ def _read(given: Mapping[str, Any], role: str) -> Iterator[Message]:
     parts = given.get("parts", given.get("contents", given.get("content")))
     for part in parts if isinstance(parts, list) else [parts]:
         part = part.get("message_content", part) if isinstance(part, dict) else {"text": part}
-        kind = part.get("type", "text")
+        kind = str(part.get("type", "text"))
         if kind in ("tool_call", "tool_use"):
             calls.append(call_of(part))
         elif kind in ("tool_call_response", "tool_result"):
-            answers.append(_answer(part))
+            answers.append(answer_of(part))
         elif kind in ("reasoning", "thinking"):
             thoughts.append(_text(part.get("content", part.get("thinking"))))
         else:
-            found = part.get("text", part.get("content"))
+            found = part.get("text", part.get("content", None if "type" in part else part))
             texts.append(_text(found) if kind.endswith("text") or found else f"[{kind}]")
     for call in given.get("tool_calls") or ():
         calls.append(call_of(call.get("tool_call", call)))
@@ -69,7 +83,7 @@ def _read(given: Mapping[str, Any], role: str) -> Iterator[Message]:
         message["reasoning_content"] = "\n".join(map(_text, filter(None, thoughts)))
     message |= {"tool_calls": calls} if calls else {}
     if said == "tool" and not answers:
-        answers.append(_answer({**given, "content": message["content"]}))
+        answers.append(answer_of({**given, "content": message["content"]}))
     elif message["content"] or calls or not answers:
         yield message
     yield from answers
@@ -91,7 +105,8 @@ def call_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return tool_call(name, arguments, _text(given.get("id", given.get("call_id"))))
 
 
-def _answer(given: Mapping[str, Any]) -> Message:
+def answer_of(given: Mapping[str, Any]) -> Message:
+    """Return the answer of a tool of any form."""
     names = ("response", "result", "output", "content")
     found = next((given[name] for name in names if given.get(name) is not None), "")
     if isinstance(found, list) and all(isinstance(one, dict) and "text" in one for one in found):

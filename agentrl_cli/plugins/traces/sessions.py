@@ -28,19 +28,51 @@ def trace_of(name: str, lines: list[Mapping[str, Any]]) -> Trace:
     found = Trace([name, lines])
     if any(line.get("type") in CODEX for line in lines):
         found.agent = "codex"
-        found.paths = [[one for line in lines for one in _codex(line)]]
+        path: list[Said] = []
+        for one in (one for line in lines for one in _codex(line)):
+            if path and one.message["role"] == path[-1].message["role"] == "assistant":
+                path[-1].message = _merge_messages(path[-1].message, one.message)
+            else:
+                path.append(one)
+        found.paths = [path]
         return found
     found.agent = "claude-code"
     known = {line["uuid"]: line for line in lines if "uuid" in line and "message" in line}
-    parents = {line.get("parentUuid") for line in known.values()}
-    for leaf in (line for id, line in known.items() if id not in parents):
-        path: dict[Any, Mapping[str, Any]] = {}
+    parents = _parents(lines)
+    followed = {parents[id] for id in known}
+    for leaf in (id for id in known if id not in followed):
+        way: dict[Any, Mapping[str, Any]] = {}
         at: Any = leaf
-        while at is not None and at["uuid"] not in path:
-            path[at["uuid"]] = at
-            at = known.get(at.get("parentUuid"))
-        found.paths.append(_join_messages([*path.values()][::-1]))
+        while at in known and at not in way:
+            way[at] = known[at]
+            at = parents[at]
+        found.paths.append(_join_messages([*way.values()][::-1]))
+    if not found.paths:
+        raise ValueError("it has no message, or its lines form a circle")
     return found
+
+
+def _parents(lines: list[Mapping[str, Any]]) -> dict[Any, Any]:
+    """Return the message before each message; lines of other kinds lie between them.
+
+    Every call of an answer has a line, and its result names that line: they come one after the other here, or each
+    call but the last would be a branch of its own.
+    """
+    parents, others = dict[Any, Any](), dict[Any, Any]()
+    answers, ends = dict[Any, Any](), dict[Any, Any]()
+    for line in (line for line in lines if "uuid" in line):
+        before = others.get(line.get("parentUuid"), line.get("parentUuid"))
+        if "message" not in line:
+            others[line["uuid"]] = before
+            continue
+        content = line["message"].get("content")
+        parts = content if isinstance(content, list) else ()
+        result = any(isinstance(one, dict) and one.get("type") == "tool_result" for one in parts)
+        answer = answers.get(before) if result else line["message"].get("id")
+        parents[line["uuid"]] = ends.get(answer, before)
+        if answer is not None:
+            answers[line["uuid"]], ends[answer] = answer, line["uuid"]
+    return parents
 
 
 def _join_messages(lines: list[Mapping[str, Any]]) -> list[Said]:
@@ -74,7 +106,7 @@ def _codex(line: Mapping[str, Any]) -> Iterator[Said]:
         return
     if payload.get("type") == "message":
         yield from (Said(message, at) for message in messages_in([payload]))
-    elif payload.get("type") == "function_call":
+    elif payload.get("type") in ("function_call", "custom_tool_call"):
         yield Said({"role": "assistant", "content": "", "tool_calls": [call_of(payload)]}, at)
-    elif payload.get("type") == "function_call_output":
+    elif payload.get("type") in ("function_call_output", "custom_tool_call_output"):
         yield from (Said(message, at) for message in messages_in([{**payload, "role": "tool"}]))

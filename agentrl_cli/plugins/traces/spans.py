@@ -7,13 +7,15 @@ hold no messages, because their content was not recorded, is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl_cli.plugins.traces.atif_read import stamp
-from agentrl_cli.plugins.traces.messages import messages_in
+from agentrl_cli.plugins.traces.messages import answer_of, messages_in
 from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in
 from agentrl_cli.types import Message
+from agentrl_cli.types.plain import parse_json
 
 SCORES = ("gen_ai.evaluation.score.value", "reward", "score")
 
@@ -61,7 +63,7 @@ def read_span(record: Mapping[str, Any]) -> Span:
         return _otel(record)
     found = Span(str(record["traceId"]), stamp(record["startTime"]), stamp(record.get("endTime")))
     found.error = str(record.get("statusMessage") or "") if record.get("level") == "ERROR" else ""
-    scores = (number_in(one["value"]) for one in record.get("scores") or ())
+    scores = (number_in(one.get("value")) for one in record.get("scores") or ())
     found.score = next((one for one in scores if one is not None), None)
     if record["type"] == "GENERATION":
         found.model = str(record.get("model") or "")
@@ -111,6 +113,10 @@ def _otel(record: Mapping[str, Any]) -> Span:
         )
         answer = _collect_list(flat, ("gen_ai.output.messages", "llm.output_messages"))
         found.answered = [*messages_in(answer, "assistant")]
+        tools = flat.get("gen_ai.tool.definitions")
+        with suppress(ValueError):
+            tools = parse_json(tools) if isinstance(tools, str) else tools
+        found.tools = [one for one in tools if isinstance(one, dict)] if tools else []
     return found
 
 
@@ -185,6 +191,7 @@ def traces_of(spans: Mapping[str, list[Span]], note: Note) -> Iterator[Trace]:
         _add_last(made.paths[-1], answers)
         made.agent = next((one.agent for one in found if one.agent), "")
         made.error = next((one.error for one in found if one.error and not one.call), "")
+        made.tools = next((one.tools for one in found if one.tools), ())
         made.reward = next((one.score for one in found if one.score is not None), None)
         if any(one.end and one.end < one.start for one in found):
             note(f"Trace {name}: the clock runs backwards in a span.")
@@ -205,9 +212,7 @@ def _add_last(path: list[Said], answers: Mapping[str, Span]) -> None:
     for call in path[-1].message.get("tool_calls", ()):
         span = answers.get(call["id"]) or answers.get(call["function"]["name"])
         if span is not None and span.result is not None:
-            message = next(
-                messages_in([{"role": "tool", "content": span.result, "id": call["id"]}])
-            )
+            message = answer_of({"content": span.result, "id": call["id"]})
             path.append(
                 Said(message, span.start, max(0.0, span.end - span.start), span.error or None)
             )

@@ -36,6 +36,12 @@ ORIGINS = {"system": Origin.SYSTEM, "user": Origin.USER, "tool": Origin.TOOL}
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
+ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""Raised by a value that is not of the form that it seems to have."""
+UNANSWERED = "unanswered"
+"""The error of a call whose answer is missing while a later one has its own."""
+
+
 @dataclass(slots=True)
 class Said:
     """A message, when it was there, how long it took, and the error of a tool."""
@@ -149,13 +155,24 @@ def _turn(
     if role != "tool":
         return turn
     asked = [call.id for call in turns[parent].calls] if parent >= 0 else []
-    places: dict[Any, int] = {name: place for place, name in enumerate(asked)}
-    ordered = sorted(group, key=lambda one: places.get(one.message.get("tool_call_id"), len(asked)))
     results = (
-        ToolResult(content_text(one.message["content"]), error=one.error, seconds=one.seconds)
-        for one in ordered
+        ToolResult("", error=UNANSWERED)
+        if one is None
+        else ToolResult(content_text(one.message["content"]), error=one.error, seconds=one.seconds)
+        for one in _in_order(asked, group)
     )
     return replace(turn, results=tuple(results))
+
+
+def _in_order(asked: Sequence[str], group: Sequence[Said]) -> list[Said | None]:
+    """Return the answers to calls: by their ids, those without a known one in the gaps; None for a missing one."""
+    named: dict[Any, Said] = {one.message.get("tool_call_id"): one for one in reversed(group)}
+    found = [named.get(id) for id in dict.fromkeys(asked)]
+    left = [one for one in group if all(one is not other for other in found)]
+    found = [*[one or (left.pop(0) if left else None) for one in found], *left]
+    while found and found[-1] is None:
+        del found[-1]
+    return found
 
 
 def calls_of(message: Message) -> tuple[ToolCall, ...]:

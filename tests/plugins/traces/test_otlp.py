@@ -211,6 +211,92 @@ def test_every_form_is_the_same_episode(cli: Cli, tmp_path: Path, name: str) -> 
     assert len(found["branches"]) == (2 if name == "claude.jsonl" else 1)
 
 
+CALLS = [
+    {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    for id, name in (("c1", "a"), ("c2", "b"))
+]
+
+
+def several(name: str) -> list[dict[str, Any]]:
+    """A conversation with two calls in one answer."""
+    if name == "rows":
+        tools = [
+            {"role": "tool", "tool_call_id": f"c{n}", "content": text}
+            for n, text in ((2, "B"), (1, "A"))
+        ]
+        said = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": CALLS}, *tools]
+        return [{"messages": [*said, CHAT[4]]}]
+    if name == "codex":
+        head, asked, _, _, done = codex()
+        rows: list[dict[str, Any]] = [
+            {"type": "function_call", "name": "a", "arguments": "{}", "call_id": "c1"},
+            {"type": "custom_tool_call", "name": "b", "input": "{}", "call_id": "c2"},
+            {"type": "function_call_output", "call_id": "c1", "output": "A"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": "B"},
+        ]
+        return [head, asked, *({**asked, "payload": one} for one in rows), done]
+    uses = [{"type": "tool_use", "id": f"c{n}", "name": "ab"[n - 1], "input": {}} for n in (1, 2)]
+    results = [
+        {"type": "tool_result", "tool_use_id": f"c{n}", "content": "AB"[n - 1]} for n in (1, 2)
+    ]
+    said = [
+        ("user", {"role": "user", "content": "Find x."}, "1", None),
+        ("assistant", {"id": "m", "role": "assistant", "content": uses[:1]}, "2", "1"),
+        ("assistant", {"id": "m", "role": "assistant", "content": uses[1:]}, "3", "2"),
+        ("user", {"role": "user", "content": results[:1]}, "4", "2"),
+        ("user", {"role": "user", "content": results[1:]}, "5", "3"),
+        ("system", None, "6", "5"),
+        ("assistant", {"id": "n", "role": "assistant", "content": "It is 42."}, "7", "6"),
+    ]
+    return [
+        {"type": kind, "uuid": id, "parentUuid": parent, "sessionId": "s"}
+        | ({"message": message} if message else {})
+        for kind, message, id, parent in said
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows", "codex", "claude"])
+def test_several_calls_of_one_answer(cli: Cli, tmp_path: Path, name: str) -> None:
+    """They are one turn with its answers in their order, on one branch, whatever lines lie between."""
+    write(tmp_path / "x.jsonl", several(name))
+    found = cli.json("replay", "x.jsonl")
+    assert len(found["branches"]) == 1
+    calls, results = [], []
+    for turn in found["turns"]:
+        calls += [one["name"] for one in turn["calls"]]
+        results += [one["text"] for one in turn["results"]]
+    assert (calls, results) == (["a", "b"], ["A", "B"])
+    assert found["turns"][-1]["messages"][0]["content"] == "It is 42."
+
+
+def test_an_answer_belongs_to_its_call(cli: Cli, tmp_path: Path) -> None:
+    """That of the second call is not taken for the first one's, which has none."""
+    [row] = several("rows")
+    del row["messages"][3]
+    write(tmp_path / "x.jsonl", [row])
+    found = cli.json("replay", "x.jsonl")
+    results = [(one["text"], one["error"]) for turn in found["turns"] for one in turn["results"]]
+    assert results == [("", "unanswered"), ("B", None)]
+
+
+@pytest.mark.parametrize(
+    "said", [{"answer": 42}, '{"answer":42}', "[1,2]", [{"a": 1}], {"type": 5}]
+)
+def test_answers_that_are_documents(cli: Cli, tmp_path: Path, said: Any) -> None:
+    """A structured answer and the structured result of a tool are there as text."""
+    given = langfuse()
+    given["observations"][1]["output"] = said
+    given["observations"][2]["output"] = said
+    write(tmp_path / "x.json", given)
+    turns = cli.json("replay", "x.json")["turns"]
+    text = said if isinstance(said, str) else json.dumps(said, separators=(",", ":"))
+    assert turns[-1]["messages"][0]["content"] == text
+    given["observations"].pop()
+    write(tmp_path / "x.json", given)
+    turns = cli.json("replay", "x.json")["turns"]
+    assert turns[-1]["results"][0]["text"] == text
+
+
 def test_the_times_and_names_of_spans(cli: Cli, tmp_path: Path) -> None:
     """Model, agent, and seconds of answers and tools; a failed tool is an error; a last call has its result."""
     given = genai(True)
@@ -242,6 +328,14 @@ HOSTILE: dict[str, tuple[str, str, int]] = {
     "shape": ('{"resourceSpans": [{"scopeSpans": 7}]}', "x.jsonl is left out", 0),
     "call": (json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}), "a call has no name", 0),
     "role": (json.dumps({"messages": [{"role": "\x1b[2J", "content": "a"}]}), "", 1),
+    "only a circle": (
+        "\n".join(
+            json.dumps({"type": "user", "uuid": a, "parentUuid": b, "sessionId": "s", "message": {"content": "x"}})
+            for a, b in (("1", "2"), ("2", "1"))
+        ),
+        "Session s is left out",
+        0,
+    ),
     "circle": (
         "\n".join(
             json.dumps({"type": "user", "uuid": a, "parentUuid": b, "sessionId": "s", "message": {"content": "x"}})
