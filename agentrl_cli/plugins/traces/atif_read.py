@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl_cli.plugins.traces.atif_write import OWN
-from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in, tool_call
-from agentrl_cli.types import Episode, Message, Tokens, TrainSignals, supports
+from agentrl_cli.plugins.traces.trace import ERRORS, Note, Said, Trace, number_in, tool_call
+from agentrl_cli.types import TOP_K, Episode, Message, Tokens, TrainSignals, supports
 
 Follow = Callable[[str], list[Any]]
 """Returns the trajectories of a file beside; empty for one that is not there, or was read before."""
@@ -37,13 +37,14 @@ def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Tr
     if isinstance(extra.get(OWN), dict):
         try:
             return _own(value, extra[OWN])
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except ERRORS as error:
             reason = str(error).split("\n", 1)[0]
             note(f"{where}.extra.{OWN} cannot be used ({reason}): read from its steps.")
     found = Trace(value, [*_paths(value, where, note, follow)])
     agent, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
     found.agent = str(agent.get("name", ""))
-    found.tools = [one for one in agent.get("tool_definitions") or () if isinstance(one, dict)]
+    tools = agent.get("tool_definitions")
+    found.tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else ()
     found.reward = reward_in(extra, final, _mapping(final.get("extra")))
     return found
 
@@ -65,8 +66,8 @@ def _paths(
     model = str(_mapping(value.get("agent")).get("model_name") or "")
     for number, step in enumerate(steps):
         try:
-            path += _read_step(step, model, files)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            path += [*_read_step(step, model, files)]
+        except ERRORS as error:
             note(f"{where}.steps[{number}] is left out: {error}.")
     stamps = [(number, one) for number, one in enumerate(path) if one.at]
     for (_, one), (number, after) in itertools.pairwise(stamps):
@@ -75,14 +76,19 @@ def _paths(
             break
         one.seconds = one.seconds or after.at - one.at
     yield path
-    for number, inner in enumerate(value.get("subagent_trajectories") or ()):
-        if isinstance(inner, dict):
-            yield from _paths(inner, f"{where}.subagent_trajectories[{number}]", note, follow)
-    if isinstance(further := value.get("continued_trajectory_ref"), str):
-        files.append(further)
-    for name in files:
-        for inner in follow(name):
-            yield from _paths(inner, name, note, follow)
+    inner = value.get("subagent_trajectories")
+    further = [
+        (f"{where}.subagent_trajectories[{number}]", one)
+        for number, one in enumerate(inner if isinstance(inner, list) else ())
+    ]
+    if isinstance(name := value.get("continued_trajectory_ref"), str):
+        files.append(name)
+    further += [(name, one) for name in files for one in follow(name)]
+    for place, one in further:
+        try:
+            yield from _paths(_mapping(one), place, note, follow)
+        except ValueError as error:
+            note(f"{place} is left out: {error}")
 
 
 def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
@@ -150,16 +156,20 @@ def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
     steps = [step for branch in branches for step in branch["steps"]]
     records = [one for step in steps for one in step.get("extra", {}).get(OWN, ())]
     records.sort(key=lambda one: one["index"])
-    turns, start = [], 0
+    turns, start = list[dict[str, Any]](), 0
     for record in records:
+        parent = -1 if record["parent"] is None else record["parent"]
+        if record["index"] != len(turns) or parent not in range(-1, len(turns)):
+            raise ValueError(f"turn {record['index']} is missing, doubled or before its parent")
         end = start + len(record["tokens"].get("ids", ()))
         turns.append(_turn(record) | {"start": start, "end": end})
         start = end
     parts = [_null(part, "value", "weight") for part in about["reward_parts"]]
     fields = {**about, "turns": turns, "reward_parts": parts}
     known = {name: one.validate_python(fields[name]) for name, one in _adapters().items()}
-    episode = Episode(**known, tokens=_arrays(Tokens, records, "tokens") or Tokens.empty())
-    return episode, _arrays(TrainSignals, records, "signals"), str(about["tokenizer"])
+    tokens = _arrays(Tokens, records, "tokens", start) or Tokens.empty()
+    signals = _arrays(TrainSignals, records, "signals", start)
+    return Episode(**known, tokens=tokens), signals, str(about["tokenizer"])
 
 
 def _turn(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,20 +191,25 @@ def _null(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {**record, **{name: float("nan") for name in names if record[name] is None}}
 
 
-def _arrays(kind: type[Any], records: list[Any], name: str) -> Any:
-    """Return the arrays of all turns put together; None if no turn has any."""
+def _arrays(kind: type[Any], records: list[Any], name: str, n: int) -> Any:
+    """Return the arrays of all turns put together, of `n` tokens; None if no turn has any."""
     given = {key for record in records for key in record[name]}
     if not given:
         return None
     found: dict[str, Any] = {}
     for key in given:
         values = [item for record in records for item in record[name].get(key, ())]
+        if len(values) != n:
+            raise ValueError(f"{name}.{key} does not have {n} tokens")
         if key == "support":
-            found[key] = supports([None if one is None else np.array(one, "i4") for one in values])
+            found[key] = supports(
+                [None if one is None else np.array(one, "i4").reshape(-1) for one in values]
+            )
         else:
             dtype = INTEGERS.get(key, np.float32)
-            found[key] = np.array(_numbers(values), np.float64 if dtype is np.float32 else dtype)
-            found[key] = found[key].astype(dtype)
+            shape = (n, TOP_K) if key.startswith("top_") else (n,)
+            exact = np.array(_numbers(values), np.float64 if dtype is np.float32 else dtype)
+            found[key] = exact.reshape(shape).astype(dtype)
     return kind(**found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,16 @@ from agentrl_cli.plugins.traces.atif_read import Whole
 from agentrl_cli.plugins.traces.messages import messages_in
 from agentrl_cli.plugins.traces.sessions import session_of, trace_of
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
-from agentrl_cli.plugins.traces.trace import KIND, PACK, Note, Said, Trace, episode_of, tokenizer
+from agentrl_cli.plugins.traces.trace import (
+    ERRORS,
+    KIND,
+    PACK,
+    Note,
+    Said,
+    Trace,
+    episode_of,
+    tokenizer,
+)
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Task
 from agentrl_cli.types.plain import parse_json
@@ -32,18 +43,16 @@ def values(path: Path, note: Note) -> Iterator[tuple[str, Any]]:
     """Yield the JSON values of a file with their places: the whole file, or its lines. Raises DataError."""
     try:
         if path.stat().st_size <= LARGEST:
-            try:
+            with suppress(ValueError):
                 yield path.name, parse_json(path.read_bytes())
                 return
-            except ValueError as error:
-                whole = str(error)
         with path.open("rb") as file:
-            yield from _lines(path, file, note, whole if path.suffix == ".json" else "")
+            yield from _lines(path, file, note)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _lines(path: Path, file: Any, note: Note, whole: str) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path, file: Any, note: Note) -> Iterator[tuple[str, Any]]:
     number = 0
     while line := file.readline(LARGEST):
         number += 1
@@ -57,12 +66,8 @@ def _lines(path: Path, file: Any, note: Note, whole: str) -> Iterator[tuple[str,
                 yield place, parse_json(line)
             except ValueError as error:
                 note(f"{place} is left out: {error}.")
-                if whole:  # a damaged document, whose other lines mean nothing
+                if path.suffix == ".json":  # a damaged document, whose other lines mean nothing
                     return
-
-
-ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""Raised by a value that is not of the form that it seems to have."""
 
 
 def traces(path: Path, note: Note) -> Iterator[Found]:
@@ -124,9 +129,10 @@ def _follow(path: Path, note: Note) -> atif_read.Follow:
     read = {path.resolve()}
 
     def follow(name: str) -> list[Any]:
-        beside = (path.parent / name).resolve()
-        if beside.parent != path.parent.resolve() or not beside.is_file():
-            note(f"{name} is left out: it is not a file beside {path.name}.")
+        given = path.parent / name
+        beside = given.resolve() if os.path.isfile(given) else None
+        if beside is None or beside.parent != path.parent.resolve():
+            note(f"{name[:80]} is left out: it is not a file beside {path.name}.")
         elif beside in read:
             note(f"{name} is left out: it was read before, so trajectories form a circle.")
         elif len(read) > MOST_FILES:
@@ -157,23 +163,31 @@ def add(
                 note(f"A reward of {one.reward} is not a finite number: its trace is ungraded.")
                 one.reward = None
             whole = (episode_of(one), None, tokenizer().hash) if isinstance(one, Trace) else one
-            episode, signals, digest = whole
-            if episode.id in ids or store.select_one(
-                "SELECT 1 FROM episodes WHERE id=?", (episode.id,)
-            ):
-                note(f"Episode {episode.id} is there already: it is kept as it is.")
+            id = whole[0].id
+            if id in ids or store.select_one("SELECT 1 FROM episodes WHERE id=?", (id,)):
+                note(f"Episode {id} is there already: it is kept as it is.")
             else:
-                run = run or _begin(store, path, episode.weights_version, digest)
-                prompt = tuple(episode.turns[0].messages) if episode.turns else ()
-                if store.tasks.get(episode.task_id, episode.pack) is None:
-                    store.tasks.add(
-                        [Task(episode.task_id, episode.pack, episode.family, "", prompt)]
-                    )
-                store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
-                if signals is not None:
-                    store.signals.add(episode.id, signals)
-            ids[episode.id] = None
+                try:
+                    with store.transaction():
+                        run = _put(store, path, whole, run)
+                except ERRORS as error:
+                    note(f"Episode {id} is left out: {error}.")
+                    continue
+            ids[id] = None
     return [*ids], run
+
+
+def _put(store: Store, path: Path, whole: Whole, run: str) -> str:
+    """Add an episode and its task; return its run, by default a new one. Raises ValueError and its like."""
+    episode, signals, digest = whole
+    run = run or _begin(store, path, episode.weights_version, digest)
+    prompt = tuple(episode.turns[0].messages) if episode.turns else ()
+    if store.tasks.get(episode.task_id, episode.pack) is None:
+        store.tasks.add([Task(episode.task_id, episode.pack, episode.family, "", prompt)])
+    store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
+    if signals is not None:
+        store.signals.add(episode.id, signals)
+    return run
 
 
 def _begin(store: Store, path: Path, model: str, digest: str) -> str:

@@ -20,8 +20,9 @@ from starlette.routing import Route
 
 from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.errors import MissingDependency
-from agentrl_cli.plugins.traces.load import ERRORS, add
+from agentrl_cli.plugins.traces.load import add
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
+from agentrl_cli.plugins.traces.trace import ERRORS
 from agentrl_cli.store import Store
 from agentrl_cli.types.plain import parse_json
 
@@ -88,12 +89,14 @@ class Inbox:
     def write(self, names: list[str] | None = None) -> None:
         """Write traces by name, without names all that wait."""
         due = {
-            name: self._waiting.pop(name) for name in {*(names or self._waiting)} & {*self._waiting}
+            name: self._waiting[name] for name in names or self._waiting if name in self._waiting
         }
-        self._held *= bool(self._waiting)
-        self._written += due
         found = traces_of(due, self._note)
         ids, self._run = add(found, self._store, Path("received"), self._note, self._run)
+        for name in due:  # they still wait if the store could not be written
+            del self._waiting[name]
+        self._held *= bool(self._waiting)
+        self._written += due
         self.ids += ids
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_cli.plugins.traces.atif_read import read
 from agentrl_cli.plugins.traces.atif_write import trajectory
-from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES
+from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES, load
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import (
@@ -364,6 +364,20 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, int]] = {
         "lone surrogate",
         0,
     ),
+    "sub-agent": (
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK, DONE], subagent_trajectories=[{"steps": 5}, 7]))
+        ),
+        "subagent_trajectories[1] is left out",
+        1,
+    ),
+    "name": (
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK, DONE], continued_trajectory_ref="n" * 5000))
+        ),
+        "is not a file beside",
+        1,
+    ),
     "own": (
         lambda path: path.write_text(
             json.dumps(foreign([ASK], extra={"agentrl": {"tokenizer": 5, "reward_parts": [{}]}}))
@@ -382,6 +396,55 @@ def test_hostile_files(cli: Cli, tmp_path: Path, name: str) -> None:
     cli("import", "atif", "x.jsonl", "--db", "s.db", code=0 if episodes else 2, said=said)
     assert len(cli.json("ls", "--db", "s.db")) == episodes
     assert len(cli.json("ls", "runs", "--db", "s.db")) == min(episodes, 1)
+
+
+def test_a_document_that_is_too_long(cli: Cli, tmp_path: Path) -> None:
+    with (tmp_path / "x.json").open("wb") as file:
+        file.truncate(LARGEST + 1)
+    cli("import", "atif", "x.json", "--db", "s.db", code=2, said="it is longer than 64 MiB")
+
+
+def test_arrays_and_turns_that_do_not_fit_are_not_stored(tmp_path: Path) -> None:
+    """An episode that could not be read again is read from its steps; one that no store takes is left out."""
+    maker = Maker(11)
+    found = [maker.episode() for _ in range(12)]
+    episode, signals = next(one for one in found if one[1] is not None and len(one[0].turns) > 2)
+    whole = dumps(trajectory(episode, signals, "hash", masked=False))
+    lines = []
+    for number in range(6):
+        one = json.loads(whole)
+        about = one["extra"]["agentrl"]
+        about["id"] = f"{number:014d}"
+        branches = [one, *one.get("subagent_trajectories", ())]
+        records = [
+            record
+            for branch in branches
+            for step in branch["steps"]
+            for record in step.get("extra", {}).get("agentrl", ())
+        ]
+        full = next(record for record in records if record["signals"].get("advantage"))
+        match number:
+            case 0:
+                full["signals"]["advantage"].append(0.0)
+            case 1:
+                full["tokens"]["origin"].pop()
+            case 2:
+                full["tokens"]["top_ids"][0] = [1]
+            case 3:
+                records[-1]["index"] += 1
+            case 4:
+                records[-1]["parent"] = records[-1]["index"]
+            case 5:
+                about["seed"] = 2**70
+        lines.append(json.dumps(one))
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    with Store.open(tmp_path / "s.db") as store:
+        ids, said = load(tmp_path / "x.jsonl", store)
+        assert {store.episodes.get(id).pack for id in ids} == {"import"}
+    assert [
+        sum(f"x.jsonl:{n}.extra.agentrl cannot be used" in one for one in said) for n in range(1, 7)
+    ] == [1, 1, 1, 1, 1, 0]
+    assert any("Episode 00000000000005 is left out" in one for one in said)
 
 
 def test_parents_and_roots() -> None:

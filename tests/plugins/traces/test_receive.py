@@ -73,6 +73,17 @@ async def test_traces_in_pieces(
     assert sorted(str(row["reward"]) for row in rows) == ["1.0", "None", "None"]
 
 
+async def test_a_store_that_cannot_be_written_loses_nothing(
+    inbox: tuple[Inbox, str, list[str]],
+) -> None:
+    found, url, _ = inbox
+    found._store.episodes.file.conn.execute("PRAGMA query_only=1")
+    assert (await post(url, export(chat(1, "a" * 32)))).status_code == 500
+    found._store.episodes.file.conn.execute("PRAGMA query_only=0")
+    found.write()
+    assert len(found.ids) == 1
+
+
 async def test_what_is_refused(
     inbox: tuple[Inbox, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
