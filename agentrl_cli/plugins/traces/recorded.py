@@ -10,16 +10,17 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import DataError, UsageError
 from agentrl_cli.plugins.traces.load import traces
-from agentrl_cli.plugins.traces.trace import Said, Trace, episode_of
+from agentrl_cli.plugins.traces.trace import UNANSWERED, Said, Trace, episode_of
 from agentrl_cli.rewards.context import RewardContext
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.tools import Tool
-from agentrl_cli.types import Episode, Message, ToolResult
+from agentrl_cli.types import ROOT, Episode, Message, ToolResult
 from agentrl_cli.types.content import content_text
 
 TASK = '''\
@@ -58,7 +59,8 @@ def add(draft: Any, name: str) -> None:
     episodes: list[tuple[Trace, float | None]] = []
     for found in traces(Path(file).expanduser(), draft.notes.append):
         one = found if isinstance(found, Trace) else _as_trace(found[0])
-        episodes.append((one, one.reward))
+        graded = one.reward is not None and isfinite(one.reward)
+        episodes.append((one, one.reward if graded else None))
     scores = [score for _, score in episodes if score is not None]
     without = len(episodes) - len(scores)
     if without and not unscored:
@@ -67,20 +69,25 @@ def add(draft: Any, name: str) -> None:
         )
     best, answers, schemas = max(scores, default=1.0), list[Any](), dict[str, Any]()
     rows: dict[str, dict[str, Any]] = {}
-    low = 0
+    low = longer = 0
     for trace, score in episodes:
         path = trace.paths[0] if trace.paths else []
         _learn(trace, answers, schemas)
         right = score >= best if score is not None else unscored == "right"
         if row := _row(path) if right else None:
             rows.setdefault(dumps(row["prompt"]), row)
+            longer += len(row["prompt"]) + len(row["recorded"]) < len(path)
         low += not right
     if not rows:
-        raise DataError(f"{file} has no request whose trace was scored well.")
+        raise DataError(
+            f"{file} has no request whose trace was scored well. {' '.join(draft.notes[:3])}".strip()
+        )
     if low:
         draft.notes.append(
             f"{low} traces with less than the best score ({best:g}) only give answers of tools."
         )
+    if longer:
+        draft.notes.append(f"{longer} traces go on after their first answer: that is their task.")
     draft.rows, draft.answer, draft.system, draft.spec = (
         [*rows.values()],
         "",
@@ -113,23 +120,35 @@ def _with_calls(message: Message, calls: Iterable[Any]) -> Message:
 
 
 def _row(path: list[Said]) -> dict[str, Any] | None:
-    """Return the request of a conversation and the rest, which answered it; None without an answer."""
+    """Return the first request of a conversation and the messages that answered it; None without an answer."""
     messages = [one.message for one in path]
-    first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), None)
-    if not first or messages[-1]["role"] != "assistant":
+    roles = [str(one["role"]) for one in messages]
+    first = roles.index("assistant") if "assistant" in roles else 0
+    last = roles.index("user", first) if "user" in roles[first:] else len(roles)
+    if not first or roles[last - 1] != "assistant":
         return None
-    return {"prompt": messages[:first], "recorded": messages[first:]}
+    return {"prompt": messages[:first], "recorded": messages[first:last]}
 
 
 def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
     """Add the answers of tools, and the schemas of tools, given or as the calls show them."""
     for given in trace.tools:
         function = given.get("function", given)
-        schemas[str(function.get("name"))] = {"type": "function", "function": dict(function)}
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            continue
+        shown = function.get("parameters", function.get("input_schema"))
+        more = {"parameters": shown, "inferred": False} if isinstance(shown, dict) else {}
+        if more or name not in schemas:
+            about = {"description": str(function.get("description") or name), **more}
+            schemas[name] = {"type": "function", "function": _schema(name)["function"] | about}
     turns = episode_of(trace).turns
     for turn in turns:
-        parent = turns[turn.index - 1 if turn.parent is None else turn.parent]
-        for call, result in zip(parent.calls, turn.results, strict=False):
+        before = turn.index - 1 if turn.parent is None else turn.parent
+        calls = turns[before].calls if before != ROOT else ()
+        for call, result in zip(calls, turn.results, strict=False):
+            if result.error == UNANSWERED:
+                continue
             arguments = call.arguments or {}
             answers.append([call.name, arguments, result.text, result.error])
             known = schemas.setdefault(call.name, _schema(call.name))["function"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Outcome
 from benchmarks.traces import traces
@@ -43,6 +44,41 @@ async def test_a_planted_set(cli: Cli, tmp_path: Path) -> None:
     assert miss.outcome is Outcome.FAILED and miss.reward == 0.0
     assert [result.error for turn in miss.turns for result in turn.results] == ["not_recorded"]
     assert pack.module.solve({"recorded": task["recorded"]})[-1]["content"] == good[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"name": "look", "input_schema": {"type": "object", "properties": {"q": {}}}}],
+        [
+            {"function": "x"},
+            {"type": "web_search"},
+            {"type": "function", "function": {"name": "look"}},
+        ],
+    ],
+)
+async def test_schemas_and_conversations_of_others(
+    cli: Cli, tmp_path: Path, tools: list[dict[str, Any]]
+) -> None:
+    """Of several requests the first is the task; schemas of other forms are read, or made of the calls."""
+    rows = []
+    for number in range(3, 13):
+        asked = {"id": "c1", "function": {"name": "look", "arguments": {"q": number}}}
+        said = [
+            {"role": "user", "content": f"Price of {number}?"},
+            {"role": "assistant", "content": "", "tool_calls": [asked]},
+            {"role": "tool", "tool_call_id": "c1", "content": str(number)},
+            {"role": "assistant", "content": f"It is {number}."},
+        ]
+        more = [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Bye."}]
+        rows.append({"messages": said + more, "tools": tools, "score": 1})
+    write(tmp_path / "t.jsonl", [*rows, {"messages": rows[0]["messages"], "score": 10**400}])
+    cli("init", "p", "--from", "traces:t.jsonl?unscored=skip", said="10 traces go on after")
+    pack = load_pack(tmp_path / "p")
+    [tool] = pack.tools
+    assert [*tool.schema["function"]["parameters"]["properties"]] == ["q"]
+    assert pack.tasks("train")[0]["recorded"][-1]["content"].startswith("It is")
+    assert [str(problem) for problem in await check_pack(pack, None)] == []
 
 
 def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
