@@ -20,6 +20,7 @@ from agentrl_cli.types.branches import path_to
 from agentrl_cli.types.content import content_text
 from agentrl_cli.types.masking import mask
 
+PROVIDER = "agentrl"
 ADDRESSES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -106,6 +107,7 @@ def send(tracer: Any, episode: Episode, *, content: bool) -> None:
     name = episode.pack or "agentrl"
     about = {
         "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.agent.name": name,
         "gen_ai.conversation.id": episode.id,
         "agentrl.task": episode.task_id,
@@ -136,18 +138,20 @@ def _chat(episode: Episode, turn: Turn, content: bool) -> Iterable[Part]:
     """Return a model call as a span; its input is the branch before it."""
     before = [episode.turns[n] for n in path_to(episode.parents, turn.index)[:-1]]
     model = turn.weights_version or episode.weights_version or "model"
+    reason = str(turn.stop_reason or "stop").removesuffix("_string")
     given = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "agentrl",
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model,
         "gen_ai.usage.input_tokens": sum(one.end - one.start for one in before),
         "gen_ai.usage.output_tokens": turn.end - turn.start,
-        "gen_ai.response.finish_reasons": [str(turn.stop_reason or "stop")],
+        "gen_ai.response.finish_reasons": [reason],
     }
     if content:
         asked = [_message(said, one) for one in before for said in one.messages]
         given["gen_ai.input.messages"] = dumps(mask(asked))
-        given["gen_ai.output.messages"] = dumps(mask([_message(m, turn) for m in turn.messages]))
+        said = [{**_message(one, turn), "finish_reason": reason} for one in turn.messages]
+        given["gen_ai.output.messages"] = dumps(mask(said))
     yield f"chat {model}", turn.seconds, given, ""
 
 
@@ -157,7 +161,7 @@ def _tools(episode: Episode, turn: Turn, content: bool) -> Iterable[Part]:
     calls = episode.turns[parent].calls if parent >= 0 else ()
     for call, result in zip(calls, turn.results, strict=False):
         given = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
-        given["gen_ai.tool.call.id"] = call.id
+        given |= {"gen_ai.tool.call.id": call.id, "gen_ai.tool.type": "function"}
         if content:
             given["gen_ai.tool.call.arguments"] = dumps(mask(call.arguments))
             given["gen_ai.tool.call.result"] = mask(result.text)
@@ -182,8 +186,9 @@ def _fail(span: Any, error: str) -> None:
     from opentelemetry.trace import StatusCode
 
     if error:
+        error = mask(error)
         span.set_attribute("error.type", error.split(":", 1)[0][:80])
-        span.set_status(StatusCode.ERROR, mask(error)[:200])
+        span.set_status(StatusCode.ERROR, error[:200])
 
 
 def _ns(seconds: float) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.plugins.otel.spans import ADDRESSES, tracer
+from agentrl_cli.plugins.otel.spans import ADDRESSES, send, tracer
+from agentrl_cli.types import Episode, StopReason, ToolCall, ToolResult, Turn
 from tests.helpers.cli import Cli
 from tests.helpers.processes import served
 
@@ -119,6 +120,40 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
         return [texts, calls, row["reward"]]
 
     assert sorted(map(said, theirs), key=str) == sorted(map(said, ours), key=str)
+
+
+def test_attributes_are_those_of_the_conventions_and_hold_no_secret() -> None:
+    """What they require is there, and a secret in a text, an argument, a result or an error is in no attribute."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    key = "sk-" + "a1" * 20
+    call = ToolCall("c", "look", {"q": key}, "")
+    turns = (
+        Turn(0, "user", ({"role": "user", "content": f"Use {key}."},), 0, 1, started=1e9),
+        Turn(1, "assistant", ({"role": "assistant", "content": key},), 1, 2, calls=(call,),
+             stop_reason=StopReason.STOP_STRING, started=1e9),
+        Turn(2, "tool", ({"role": "tool", "content": key},), 2, 3, started=1e9,
+             results=(ToolResult(key, error=f"refused {key} here"),)),
+    )  # fmt: skip
+    episode = Episode(
+        "e" * 14, "t", turns=turns, started=1e9, ended=2e9, error=f"no {key} is known"
+    )
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    send(provider.get_tracer("test"), episode, content=True)
+    chat, tool, root = kept.get_finished_spans()
+    assert key not in "".join(span.to_json() for span in (chat, tool, root))
+    for span in (chat, root):
+        assert span.attributes is not None and span.attributes["gen_ai.provider.name"] == "agentrl"
+    for span in (tool, root):
+        assert span.attributes is not None and "masked" in str(span.attributes["error.type"])
+    assert chat.attributes is not None
+    assert chat.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    [said] = json.loads(str(chat.attributes["gen_ai.output.messages"]))
+    assert {"role", "parts", "finish_reason"} <= said.keys()
 
 
 def test_nothing_is_sent_unasked(
