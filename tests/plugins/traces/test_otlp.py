@@ -239,7 +239,7 @@ def several(name: str) -> list[dict[str, Any]]:
     results = [
         {"type": "tool_result", "tool_use_id": f"c{n}", "content": "AB"[n - 1]} for n in (1, 2)
     ]
-    said = [
+    lines: list[tuple[str, Any, str, str | None]] = [
         ("user", {"role": "user", "content": "Find x."}, "1", None),
         ("assistant", {"id": "m", "role": "assistant", "content": uses[:1]}, "2", "1"),
         ("assistant", {"id": "m", "role": "assistant", "content": uses[1:]}, "3", "2"),
@@ -251,7 +251,7 @@ def several(name: str) -> list[dict[str, Any]]:
     return [
         {"type": kind, "uuid": id, "parentUuid": parent, "sessionId": "s"}
         | ({"message": message} if message else {})
-        for kind, message, id, parent in said
+        for kind, message, id, parent in lines
     ]
 
 
