@@ -103,7 +103,7 @@ class ToolServer:
         }
 
     async def call(self, body: CallsBody) -> Any:
-        with self._slots(len(body.calls)):
+        with self.slots(len(body.calls)):
             return {"results": await asyncio.gather(*map(self._answer, body.calls))}
 
     async def rewards(self, body: NamesBody) -> Any:
@@ -116,7 +116,7 @@ class ToolServer:
         }
 
     @contextlib.contextmanager
-    def _slots(self, count: int) -> Iterator[None]:
+    def slots(self, count: int) -> Iterator[None]:
         """Reserves slots for `count` calls. Raises Busy, or UsageError if `count` exceeds the limit, before any run."""
         if count > self.limit:
             raise UsageError(f"{count} calls in one request; the limit is {self.limit}.")
@@ -149,7 +149,7 @@ class ToolServer:
         """Handles verl-tool's batch of actions: texts with tool calls, each for one trajectory."""
         started, fields = time.perf_counter(), body.fields()
         names, actions = map(str, body.trajectory_ids), map(str, body.actions)
-        with self._slots(len(fields)):
+        with self.slots(len(fields)):
             rows = await asyncio.gather(*map(self._observe, names, actions, fields))
         return {
             "observations": [row[0] for row in rows],

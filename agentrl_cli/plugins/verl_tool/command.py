@@ -176,10 +176,11 @@ async def _serve(
 
     async with open_server(context, tools, journal, options, parser, sessions) as server:
         if mcp == "stdio":
-            return await serve_stdio(mcp_server(server.trajectories))
+            warn_bare(context.config.sandbox)
+            return await serve_stdio(mcp_server(server))
         ending = _ending()
         opening = (
-            serve_http(mcp_server(server.trajectories), **where, idle=idle)
+            serve_http(mcp_server(server), **where, idle=idle)
             if mcp
             else listening(server, where["host"], where["port"], socket, where["names"])
         )

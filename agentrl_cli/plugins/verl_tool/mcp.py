@@ -7,6 +7,7 @@ Over HTTP a session is one of the handshake (its id is in a header). Clients of 
 from __future__ import annotations
 
 import contextlib
+from base64 import b64decode
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
@@ -16,14 +17,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl_cli._version import __version__
 from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.errors import AgentRLError, MissingDependency
-from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
+from agentrl_cli.plugins.verl_tool.app import ToolServer
+from agentrl_cli.plugins.verl_tool.trajectories import Call
 from agentrl_cli.types import new_id
+from agentrl_cli.types.content import media_type
 
 VERSION = b"mcp-protocol-version"
 
 
-def mcp_server(trajectories: Trajectories) -> Any:
-    """Return the server of the tools. Raises MissingDependency."""
+def mcp_server(tools: ToolServer) -> Any:
+    """Return the server of the tools, with their limit of calls. Raises MissingDependency."""
     try:
         from mcp import types
         from mcp.server import Server
@@ -32,6 +35,7 @@ def mcp_server(trajectories: Trajectories) -> Any:
             "--mcp needs mcp.", hint="pip install 'agentrl-cli[mcp]'"
         ) from error
     opened: dict[str, str] = {}
+    trajectories = tools.trajectories
 
     async def list_tools(context: Any, _: Any) -> Any:
         functions = [tool.schema["function"] for tool in trajectories.tools.values()]
@@ -54,12 +58,14 @@ def mcp_server(trajectories: Trajectories) -> Any:
                 opened[session] = f"mcp-{new_id()}"
                 await trajectories.open(opened[session], {})
             call = Call(opened[session], new_id(), params.name, params.arguments or {})
-            result = (await trajectories.call(call))["result"]
+            with tools.slots(1):
+                result = (await trajectories.call(call))["result"]
         except AgentRLError as error:
             result = {"text": str(error), "error": "failed", "images": []}
         content: list[Any] = [types.TextContent(type="text", text=result["text"])]
         for image in result["images"]:
-            content.append(types.ImageContent(type="image", data=image, mime_type="image/png"))
+            kind = media_type(b64decode(image))
+            content.append(types.ImageContent(type="image", data=image, mime_type=kind))
         return types.CallToolResult(content=content, is_error=result["error"] is not None)
 
     return Server(
@@ -80,7 +86,13 @@ async def serve_http(
     server: Any, host: str, port: int, token: str, names: Collection[str], idle: float
 ) -> AsyncIterator[str]:
     """Answer clients of streamable HTTP; yields the address."""
-    app = server.streamable_http_app(host=host, session_idle_timeout=idle)
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    # PageGuard checks host and origin, and knows --allow-host.
+    unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app = server.streamable_http_app(
+        host=host, session_idle_timeout=idle, transport_security=unchecked
+    )
     async with server.session_manager.run():
         guard = PageGuard(_Sessions(app), names, token=token)
         async with listening(guard, host, port) as address:

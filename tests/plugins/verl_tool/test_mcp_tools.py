@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.commands import main
+from agentrl_cli.plugins.verl_tool.app import ToolServer
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
 from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
 from agentrl_cli.tools import Tool
+from agentrl_cli.types import ToolResult
 from tests.plugins.verl_tool.test_server import Tally
 
 mcp = pytest.importorskip("mcp")
@@ -29,6 +32,19 @@ def add(by: int, ctx: ToolContext) -> str:
 '''
 
 
+class Shot(Tool):
+    """A tool whose answer shows a JPEG."""
+
+    name = "shot"
+
+    def __init__(self) -> None:
+        about = {"name": self.name, "description": "", "parameters": {"type": "object"}}
+        self.schema = {"type": "function", "function": about}
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult("", images=(b"\xff\xd8\xff\xe0",))
+
+
 async def bump(client: Any, by: int) -> str:
     found = await client.call_tool("bump", {"by": by})
     return str(found.content[0].text)
@@ -39,17 +55,18 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    tools: list[Tool] = [Tally().tool]
+    tools: list[Tool] = [Tally().tool, Shot()]
     journal = Journal(tmp_path / "j.db")
     trajectories = Trajectories(tools, journal)
-    server = mcp_server(trajectories)
-    async with serve_http(server, "127.0.0.1", 0, "secret", (), 60.0) as address:
+    limited = ToolServer(trajectories, load_parser("hermes"), token="")
+    server = mcp_server(limited)
+    async with serve_http(server, "127.0.0.1", 0, "secret", {"tools.example"}, 60.0) as address:
         headers = {"Authorization": "Bearer secret"}
 
         @contextlib.asynccontextmanager
-        async def client() -> Any:
+        async def client(**more: str) -> Any:
             async with (
-                httpx2.AsyncClient(headers=headers, timeout=None) as http,
+                httpx2.AsyncClient(headers=headers | more, timeout=None) as http,
                 mcp.Client(streamable_http_client(address, http_client=http)) as found,
             ):
                 yield found
@@ -64,11 +81,17 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
         assert said == [str(3 * number) for number in range(1, 9)]
         assert len(trajectories) == 8
         async with client() as one:
-            assert [tool.name for tool in (await one.list_tools()).tools] == ["bump"]
+            assert [tool.name for tool in (await one.list_tools()).tools] == ["bump", "shot"]
             wrong = await one.call_tool("bump", {"by": "much"})
             assert wrong.is_error and "by" in wrong.content[0].text
             assert (await one.call_tool("other", {})).is_error
             assert await bump(one, 2) == "2"
+        async with client(Host="tools.example:8443") as one:  # as --allow-host allows
+            shot = (await one.call_tool("shot", {})).content[1]
+            assert (shot.mime_type, shot.data[:4]) == ("image/jpeg", "/9j/")
+            limited.limit = 0
+            full = await one.call_tool("bump", {"by": 1})
+            assert full.is_error and "the limit is 0" in full.content[0].text
         async with httpx2.AsyncClient(timeout=None) as http:
             assert (await http.post(address, json={})).status_code == 401
             origin = {**headers, "Origin": "http://evil.example"}
@@ -78,15 +101,20 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
 
 
 async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
-    """A pack's own tools; its prints do not disturb the protocol."""
+    """A pack's own tools; its prints do not disturb the protocol, and no isolation is warned of."""
     (tmp_path / "tool.py").write_text("from agentrl_cli.tools import ToolContext\n" + TOOLS)
     with contextlib.chdir(tmp_path):
         assert main(["init", "shop", "--from", "tool.py"]) == 0
     words = ["-m", "agentrl_cli", "tools", "serve", "--mcp", "--stdio", "--project", "shop"]
+    for name in ("backend", "min_level"):
+        words += ["--set", f"sandbox.{name}=bare"]
     parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=tmp_path)
-    async with mcp.Client(mcp.stdio_client(parameters)) as client:
-        names = {tool.name for tool in (await client.list_tools()).tools}
-        assert {"add", "calculator"} <= names
-        for total in ("2", "4"):
-            found = await client.call_tool("add", {"by": 2})
-            assert found.content[0].text == total
+    said = tmp_path / "said"
+    with said.open("w") as log:
+        async with mcp.Client(mcp.stdio_client(parameters, errlog=log)) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            assert {"add", "calculator"} <= names
+            for total in ("2", "4"):
+                found = await client.call_tool("add", {"by": 2})
+                assert found.content[0].text == total
+    assert "WARNING" in said.read_text()
