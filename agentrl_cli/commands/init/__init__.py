@@ -61,7 +61,7 @@ FromOption = Annotated[
         metavar="SOURCE",
         help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json, mcp:COMMAND"
         + "".join(f", {name}:PACKAGE" for name in offers("programs"))
-        + "".join(f", {name}:FOLDER" for name in offers("sources"))
+        + "".join(f", {name}:PATH" for name in offers("sources"))
         + "; repeatable.",
     ),
 ]

@@ -1,13 +1,15 @@
 """Reads Harbor task folders as rows: `task.toml`, `instruction.md`, `environment/`, `solution/`, `tests/test.sh`.
 
-What `environment/Dockerfile` copies is in the episode's folder at its start. A task whose image installs something
-needs that image: it is left out, by name.
+What `environment/Dockerfile` copies and makes in its working folder is in the episode's folder at its start. A task
+that needs an image of its own is left out, by name, and so is one that cannot be read or leads out of its folder.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +30,13 @@ SPEC = {
 }
 SYSTEM = "You work in the current folder. Do the task with the tools, then stop."
 FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch)\b")
-"""Commands of a Dockerfile that change nothing outside of the folder."""
+"""Commands of a Dockerfile that install nothing."""
+OUTSIDE = re.compile(r"(?<![\w./])/(?!dev/null)\w")
+"""A path that is not in the working folder."""
+LARGEST = 2**20
+"""Bytes of a file of a task."""
+BROKEN = (DataError, ValueError, TypeError, LookupError, AttributeError)
+"""Raised by a task that cannot be read."""
 
 
 def add(draft: Any, name: str) -> None:
@@ -43,11 +51,14 @@ def add(draft: Any, name: str) -> None:
     )
     rows, left = [], []
     for folder in found:
-        why = needs_image(folder)
-        left += [f"{folder.name} ({why})"] if why else []
-        rows += [] if why else [row_of(folder)]
+        try:
+            rows.append(row_of(folder))
+        except BROKEN as error:
+            left.append(f"{folder.name} ({str(error)[:200]})")
     if left:
-        draft.notes.append(f"Left out, as they need their own image: {', '.join(left)}.")
+        draft.notes.append(
+            f"Left out, as they need their own image or cannot be read: {', '.join(left)}."
+        )
     if not rows:
         raise DataError(f"{base} has no task that runs here. {' '.join(draft.notes)}")
     draft.rows, draft.answer, draft.system, draft.spec = rows, "", SYSTEM, SPEC
@@ -56,67 +67,87 @@ def add(draft: Any, name: str) -> None:
     draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 4096}
 
 
-def needs_image(folder: Path) -> str:
-    """Return the first line of a Dockerfile that installs something; empty without one."""
-    for line in _dockerfile(folder):
-        if line.startswith("RUN ") and not all(
-            FREE.match(part) for part in re.split(r"&&|;", line[4:].strip())
-        ):
-            return line[:60]
-    return ""
-
-
-def _dockerfile(folder: Path) -> list[str]:
-    path = folder / "environment" / "Dockerfile"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-
-
 def row_of(folder: Path) -> dict[str, Any]:
-    """Return a task folder as a row. Raises DataError for a file that is missing, or that is not text."""
-    spec = tomllib.loads(_text(folder / "task.toml"))
-    lines = _dockerfile(folder)
-    root = next((line.split()[1] for line in lines if line.startswith("WORKDIR ")), "/app")
-    files: dict[str, str] = {}
-    for line in lines:
-        if line.startswith(("COPY ", "ADD ")):
-            source, target = line.split()[-2:]
-            files |= _copied(
-                folder / "environment" / source, PurePosixPath(root, target).relative_to(root)
-            )
-    setup = f"import os\nfor path, text in {files!r}.items():\n"
-    setup += "    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n    open(path, 'w').write(text)\n"
-    tests = _copied(folder / "tests", PurePosixPath())
+    """Return a task folder as a row. Raises DataError, ValueError and its like for one that cannot be used."""
+    spec, place = tomllib.loads(_text(folder, "task.toml")), folder / "environment"
+    wants = spec.get("environment", {})
+    if wants.get("docker_image") or (place / "docker-compose.yaml").exists():
+        raise DataError(str(wants.get("docker_image") or "docker-compose.yaml"))
+    docker = place / "Dockerfile"
+    text = _text(folder, "environment/Dockerfile") if docker.exists() else ""
+    lines = [line.strip().partition(" ") for line in text.replace("\\\n", " ").splitlines()]
+    workdirs = [rest.strip() for word, _, rest in lines if word == "WORKDIR"]
+    root = str(wants.get("workdir") or (workdirs or ["/app"])[0])
+    tests = dict(_copied(folder, "tests", PurePosixPath()))
     if "test.sh" not in tests:
         raise DataError(f"{folder} has no tests/test.sh.")
     solution = folder / "solution" / "solve.sh"
     return {
         "id": folder.name,
         "family": str(spec.get("metadata", {}).get("category", "")),
-        "prompt": placed(_text(folder / "instruction.md"), ".", root).strip(),
-        "setup": setup + "del path, text, os",
-        "tests": tests,
+        "prompt": placed(_text(folder, "instruction.md"), ".", root).strip(),
+        "setup": _setup(folder, lines, root),
+        "tests": {path: text for path, (text, _) in tests.items()},
         "root": root,
-        "timeout": float(spec.get("verifier", {}).get("timeout_sec", 60)),
-        "solution": _text(solution) if solution.is_file() else "true",
+        "timeout": float(spec.get("verifier", {}).get("timeout_sec", 600)),
+        "solution": _text(folder, "solution/solve.sh") if solution.exists() else "true",
     }
 
 
-def _copied(source: Path, target: PurePosixPath) -> dict[str, str]:
-    """Return a file, or the files of a folder without its Dockerfile, by their path under `target`."""
-    if source.is_file():
-        return {
-            str(target if target.suffix or not target.parts else target / source.name): _text(
-                source
-            )
-        }
-    inside = (
-        path for path in sorted(source.rglob("*")) if path.is_file() and path.name != "Dockerfile"
+def _setup(folder: Path, lines: list[tuple[str, str, str]], root: str) -> str:
+    """Return code that makes what a Dockerfile makes in its working folder. Raises DataError if it does more."""
+    files: dict[str, tuple[str, int]] = {}
+    code = ""
+    for word, _, rest in lines:
+        whole, words = f"{word} {rest}"[:60], rest.split()
+        if word in ("COPY", "ADD"):
+            given = [one for one in words if not one.startswith("--")]
+            given = json.loads(" ".join(given)) if given[:1] and given[0][0] == "[" else given
+            *sources, last = given
+            target = PurePosixPath(root, last)
+            if "--from=" in rest or not target.is_relative_to(root):
+                raise DataError(whole)
+            inside = target.relative_to(root)
+            many = last.endswith("/") or not inside.parts or len(sources) > 1
+            for source in sources:
+                files |= _copied(folder, f"environment/{source.lstrip('/')}", inside, many=many)
+        elif word == "RUN":
+            command = placed(rest.strip(), ".", root)
+            parts = re.split("&&|;", command)
+            if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
+                raise DataError(whole)
+            code += f"    subprocess.run({command!r}, shell=True, check=True)\n"
+    return (
+        f"def setup():\n    import os, subprocess\n    for path, (text, mode) in {files!r}.items():\n"
+        "        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"
+        "        open(path, 'w').write(text)\n        os.chmod(path, mode)\n"
+        f"{code}setup()\ndel setup"
     )
-    return {str(target / path.relative_to(source).as_posix()): _text(path) for path in inside}
 
 
-def _text(path: Path) -> str:
+def _copied(
+    folder: Path, source: str, target: PurePosixPath, *, many: bool = True
+) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield the files that COPY makes of a file, a pattern or a folder without its Dockerfile, with their modes."""
+    found = sorted(folder.glob(source)) if re.search(r"[*?\[]", source) else [folder / source]
+    for one in found:
+        inside = sorted(one.rglob("*")) if one.is_dir() else [one]
+        for path in inside:
+            name = path.relative_to(one if one.is_dir() else one.parent).as_posix()
+            if path.is_dir() or (one.is_dir() and name == "Dockerfile"):
+                continue
+            where = target / name if one.is_dir() or many else target
+            text = _text(folder, str(path.relative_to(folder)))
+            yield str(where), (text, path.stat().st_mode & 0o777)
+
+
+def _text(folder: Path, name: str) -> str:
+    """Return the text of a file of a task. Raises DataError, also for one outside of its folder."""
+    path = folder / name
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{path} is not a file of the task.")
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"{path} is larger than {LARGEST // 2**20} MiB.")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

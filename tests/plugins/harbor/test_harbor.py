@@ -9,6 +9,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.evaluate.grader_attacks import leave_early
 from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
 from agentrl_cli.paths import find_pack
+from agentrl_cli.plugins.harbor.source import row_of
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Outcome
@@ -67,6 +68,66 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     assert prompt == "Write ./data/notes.txt in capitals to ./out/big.txt."
     async with await Sandbox.open(Config().sandbox) as sandbox:
         assert [str(problem) for problem in await check_pack(pack, sandbox, every=True)] == []
+
+
+HEAD = "FROM ubuntu:24.04\nWORKDIR /srv\n"
+MADE = {
+    HEAD: set(),
+    f"{HEAD}COPY notes.txt .\n": {"notes.txt"},
+    f"{HEAD}COPY --chown=1 notes.txt run.sh ./\n": {"notes.txt", "run.sh"},
+    f'{HEAD}COPY ["/notes.txt", "/srv/Makefile"]\n': {"Makefile"},
+    f"{HEAD}COPY *.txt data/\nRUN mkdir a && touch a/b; echo hi > /srv/c 2>/dev/null\n": {
+        "data/notes.txt", "a/b", "c",
+    },
+}  # fmt: skip
+
+
+async def test_a_dockerfile_is_played(tmp_path: Path) -> None:
+    """What it copies and makes is in the folder, with its mode; the script may take as long as in Harbor."""
+    async with await Sandbox.open(Config().sandbox) as sandbox:
+        for number, (dockerfile, made) in enumerate(MADE.items()):
+            written(folder := tmp_path / str(number), dockerfile)
+            (folder / "environment" / "run.sh").write_text("#!/bin/sh\n")
+            (folder / "environment" / "run.sh").chmod(0o755)
+            row = row_of(folder)
+            assert row["timeout"] == 600
+            session = await sandbox.session()
+            done = await session.cell(row["setup"])
+            assert done.ok, done.text()
+            assert {one.path for one in await session.list() if one.kind == "file"} == made
+            if "run.sh" in made:
+                assert (await session.bash("./run.sh")).ok
+            await session.close()
+
+
+LEFT: dict[str, tuple[str, bytes]] = {
+    "Expected ']'": ("task.toml", b"[metadata"),
+    "has no attribute": ("task.toml", b"metadata = 3"),
+    "could not convert": ("task.toml", b'[verifier]\ntimeout_sec = "x"'),
+    "swe/x:1": ("task.toml", b'[environment]\ndocker_image = "swe/x:1"'),
+    "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
+    "COPY notes.txt /opt/x": ("environment/Dockerfile", b"COPY notes.txt /opt/x"),
+    "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
+    "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),
+    "environment/none is not a file": ("environment/Dockerfile", b"COPY none x"),
+    "cannot be read as text": ("tests/data", b"\xff"),
+    "is larger than 1 MiB": ("tests/data", b" " * (2**20 + 1)),
+}  # fmt: skip
+
+
+def test_others_load_where_one_cannot(tmp_path: Path, cli: Cli) -> None:
+    """Each is named with its reason, and none reads a file that is not its own."""
+    written(tmp_path / "tasks" / "good", HEAD)
+    for number, (name, data) in enumerate(LEFT.values()):
+        written(folder := tmp_path / "tasks" / f"bad{number}", HEAD)
+        (folder / name).write_bytes(data)
+    written(folder := tmp_path / "tasks" / "link", HEAD)
+    (folder / "tests" / "link").symlink_to("/etc/passwd")
+    cli("init", "p", "--from", "harbor:tasks", said="link is not a file of the task")
+    for said in LEFT:
+        assert said in " ".join(cli.err.split()), said
+    pack = load_pack(tmp_path / "p")
+    assert [task.id for split in pack.splits() for task in pack.tasks(split)] == ["p/good"]
 
 
 def test_what_is_no_task(tmp_path: Path, cli: Cli) -> None:
