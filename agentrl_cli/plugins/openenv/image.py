@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 
 from agentrl_cli.errors import EnvError, NotFound
@@ -57,7 +58,7 @@ def _wait(api: Any, container: str, image: str, url: str) -> None:
     """Wait until the server answers. Raises EnvError if its container ends before, or START is over."""
     until = time.monotonic() + START
     while api.inspect_container(container)["State"]["Running"] and time.monotonic() < until:
-        with suppress(OSError), _HTTP.open(f"{url}/schema", timeout=START):
+        with suppress(OSError, HTTPException), _HTTP.open(f"{url}/schema", timeout=START):
             return
         time.sleep(0.1)
     said = api.logs(container, tail=5).decode(errors="replace").strip()

@@ -6,6 +6,7 @@ An environment with tools of its own (MCP) offers them; of another one the field
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
 import math
@@ -65,7 +66,7 @@ class OpenEnv:
         try:
             self.action = self._fetch_schema()["action"]
             self.act = _act(self.action)
-        except (*WRONG, OSError) as error:
+        except (*WRONG, OSError, http.client.HTTPException) as error:
             why = said.read() or error
             raise ValueError(f"{self.name} does not answer as an OpenEnv server: {why}") from error
 
@@ -110,6 +111,7 @@ class World:
     """One episode. `reward` is the sum of the environment's; with `score: last` the last one."""
 
     def __init__(self, env: OpenEnv, seed: int) -> None:
+        os.environ["WEBSOCKETS_MAX_REDIRECTS"] = "1"  # attempts, so that it follows none
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.client import connect
 

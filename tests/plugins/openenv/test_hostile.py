@@ -61,6 +61,8 @@ def play(socket):
 
 def schema(connection, request):
     *_, mode, what = request.path.split("/")
+    if what == "ws" and mode == "moved":
+        return Response(307, "Moved", Headers({"Location": "/open/ws", "Content-Length": "0"}), b"")
     if what == "ws":
         return None
     body = json.dumps({"action": {"properties": [] if mode == "schema" else {}}}).encode()
@@ -124,6 +126,7 @@ async def test_an_episode_ends_with_a_sentence(
         ("schema", "does not answer as an OpenEnv server"),
         ("endless", "/schema is longer than"),
         ("elsewhere", "302"),
+        ("moved", "redirect"),
     ],
 )
 def test_a_project_is_refused_with_a_sentence(
