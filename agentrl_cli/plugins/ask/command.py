@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.commands.options import StoreOptions
 from agentrl_cli.errors import MissingDependency
+from agentrl_cli.types.masking import mask_text
 
 LONGEST = 12_000
 """Characters of an answer."""
+WIDTH = 160
+"""Characters of a line behind a hit."""
 PATIENCE = 120.0
 """Seconds of a command."""
 
@@ -63,7 +68,7 @@ def make_server(db: Path) -> Any:
     @reads
     async def search(text: str, offset: int = 0) -> str:
         """List episodes whose texts match a regular expression, with the places."""
-        return await _answer(db, ["ls", f"--grep={text}"], offset)
+        return await _answer(db, ["ls", f"--grep={text}", "--json"], offset, clean=_excerpts)
 
     @reads
     async def episode(id: str, offset: int = 0) -> str:
@@ -79,13 +84,27 @@ INSTRUCTIONS = (
 )
 
 
-async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> str:
+def _excerpts(printed: str) -> str:
+    """Return hits in their lines, masked before they are cut: the end of a key alone looks like none."""
+    found = []
+    for hit in map(json.loads, printed.splitlines()):
+        line, at = mask_text(hit["line"]), len(mask_text(hit["line"][: hit["start"]]))
+        place = f"{hit['episode_id']}@t{hit['turn']} {hit['role']}"
+        found.append(f"{place}: {line[max(0, at - 40) : at + WIDTH]}")
+    return "\n".join(found)
+
+
+async def _answer(
+    db: Path,
+    words: list[str],
+    offset: int,
+    name: str = "",
+    clean: Callable[[str], str] = mask_text,
+) -> str:
     """Return what a command prints, masked, from a character on. Raises ToolError with what it says it lacks."""
     import asyncio
 
     from mcp.server.mcpserver.exceptions import ToolError
-
-    from agentrl_cli.types.masking import mask_text
 
     if name.startswith("-") or "/" in name or (name and Path(name).is_file()):
         raise ToolError(f"{name} is not the name of a run or an episode.")
@@ -105,7 +124,7 @@ async def _answer(db: Path, words: list[str], offset: int, name: str = "") -> st
     if process.returncode and not out:
         said = mask_text(err.decode(errors="replace"))[-2000:].strip()
         raise ToolError(said or "Nothing matches.")
-    text = mask_text(out.decode(errors="replace"))[max(offset, 0) :]
+    text = clean(out.decode(errors="replace"))[max(offset, 0) :]
     if len(text) <= LONGEST:
         return text
     return (

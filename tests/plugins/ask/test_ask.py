@@ -49,7 +49,11 @@ def store(tmp_path: Path) -> Path:
     path = tmp_path / "agentrl.db"
     with Store.open(path) as opened:
         run = opened.runs.add(RunRow("", "first", kind="rollout", status="finished")).id
-        texts = ["key sk-" + "ab" * 20, *["word " * 9] * 6, ("long " * 30 + "\n") * 200]
+        texts = [
+            "key sk-" + "ab" * 60 + " end" + " more" * 40,
+            *["word " * 9] * 6,
+            ("long " * 30 + "\n") * 200,
+        ]
         opened.episodes.add(episode(number, run, text) for number, text in enumerate(texts))
     return path
 
@@ -76,6 +80,9 @@ async def test_why_a_run_failed(store: Path) -> None:
         listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
         assert "00000000000007" in listed and "00000000000000" not in listed
         assert "00000000000000" in (await ask("search", text="Find"))[0]
+        for text in (" end", "ab end", "b end"):  # behind a key, and in it
+            hits, _ = await ask("search", text=text)
+            assert "masked:api-key] end" in hits and "abab" not in hits
         whole, _ = await ask("episode", id="00000000000000")
         assert "look" in whole and "abab" not in whole
         for tool, given, said in (
