@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import zlib
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,9 @@ class Inbox:
         """Take sentences on what is left out with `note`."""
         self._store, self._note = store, note
         self._waiting: dict[str, list[Span]] = {}
-        self._written: deque[str] = deque(maxlen=KNOWN)
-        self._held, self._run = 0, ""
+        self._written: dict[str, None] = {}
+        self._held: Counter[str] = Counter()
+        self._run = ""
         self.ids: list[str] = []
         """The episodes so far."""
         self.app = Starlette(routes=[Route("/v1/traces", self._take, methods=["POST"])])
@@ -73,12 +74,14 @@ class Inbox:
                 if span.trace in self._written:
                     raise ValueError(f"the trace {span.trace[:40]} is written")
                 self._waiting.setdefault(span.trace, []).append(span)
+                self._held[span.trace] += len(data) // len(records)
                 roots += [span.trace] * (not record.get("parentSpanId"))
             except ERRORS as error:
                 left.append(f"A span is left out: {type(error).__name__} {error}.")
-        self._held += len(data)
-        if roots or self._held > HELD:
-            self.write(roots if self._held <= HELD else None)
+        if roots:
+            self.write(roots)
+        if self._held.total() > HELD:
+            self.write()
         partial = {"rejectedSpans": str(len(left)), "errorMessage": left[0][:300]} if left else {}
         body = {"partialSuccess": partial} if left else {}
         if kind == JSON:
@@ -94,9 +97,10 @@ class Inbox:
         found = traces_of(due, self._note)
         ids, self._run = add(found, self._store, Path("received"), self._note, self._run)
         for name in due:  # they still wait if the store could not be written
-            del self._waiting[name]
-        self._held *= bool(self._waiting)
-        self._written += due
+            del self._waiting[name], self._held[name]
+        self._written |= dict.fromkeys(due)
+        for name in [*self._written][:-KNOWN]:
+            del self._written[name]
         self.ids += ids
 
 

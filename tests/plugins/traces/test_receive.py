@@ -84,6 +84,21 @@ async def test_a_store_that_cannot_be_written_loses_nothing(
     assert len(found.ids) == 1
 
 
+async def test_others_do_not_cut_a_long_trace(
+    inbox: tuple[Inbox, str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of traces that are written do not count among those that wait."""
+    found, url, _ = inbox
+    body = export(chat(2, "a" * 32, parentSpanId="1" * 16))
+    monkeypatch.setattr(receive, "HELD", 2 * len(json.dumps(body)))
+    assert (await post(url, body)).json() == {}
+    for number in range(6):
+        assert (await post(url, export(chat(3 + number, f"{number:032x}")))).json() == {}
+    assert len(found.ids) == 6
+    assert (await post(url, export(chat(9, "a" * 32)))).json() == {}
+    assert len(found.ids) == 7
+
+
 async def test_what_is_refused(
     inbox: tuple[Inbox, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +148,7 @@ async def test_protobuf(inbox: tuple[Inbox, str, list[str]]) -> None:
     assert answer.status_code == 200 and not read.partial_success.rejected_spans
     found.write()
     assert (await post(url, b"\xff\xff", **kind)).status_code == 400
-    assert found._written.pop() == "ab" * 16
+    assert found._written.popitem()[0] == "ab" * 16
     plain = {**chat(4, "ab" * 16), "attributes": attributes(x="y")}
     await post(url, export(chat(2, "ab" * 16), plain))
     found.write()
