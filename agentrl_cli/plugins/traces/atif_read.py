@@ -121,13 +121,15 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
 
 
 def _content(content: Any) -> str:
-    """Return a message's text; an image by its path."""
+    """Return a message's text; an image or a sound by its path."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ValueError("its message is neither a text nor a list of parts")
     return "\n".join(
-        str(part["text"]) if part["type"] == "text" else f"[image {part['source']['path']:.80}]"
+        str(part["text"])
+        if part["type"] == "text"
+        else f"[{part['type']} {part['source']['path']:.80}]"
         for part in content
     )
 

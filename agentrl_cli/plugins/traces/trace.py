@@ -167,9 +167,10 @@ def _turn(
 def _in_order(asked: Sequence[str], group: Sequence[Said]) -> list[Said | None]:
     """Return the answers to calls: by their ids, those without a known one in the gaps; None for a missing one."""
     named: dict[Any, Said] = {one.message.get("tool_call_id"): one for one in reversed(group)}
-    found = [named.get(id) for id in dict.fromkeys(asked)]
-    left = [one for one in group if all(one is not other for other in found)]
-    found = [*[one or (left.pop(0) if left else None) for one in found], *left]
+    known = [named.get(name) for name in dict.fromkeys(asked)]
+    taken = {*map(id, known)}
+    left = (one for one in group if id(one) not in taken)
+    found = [*[one or next(left, None) for one in known], *left]
     while found and found[-1] is None:
         del found[-1]
     return found
