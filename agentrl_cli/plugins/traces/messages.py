@@ -28,7 +28,7 @@ def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
         except ValueError:
             found = None
         if not _has_messages(found):
-            if value:
+            if value and found not in ([], {}):
                 yield {"role": role, "content": value}
             return
         value = found

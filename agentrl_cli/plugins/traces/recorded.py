@@ -133,7 +133,7 @@ def _row(path: list[Said]) -> dict[str, Any] | None:
 def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
     """Add the answers of tools, and the schemas of tools, given or as the calls show them."""
     for given in trace.tools:
-        function = given.get("function", given)
+        function = given.get("function", given) if isinstance(given, dict) else given
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             continue

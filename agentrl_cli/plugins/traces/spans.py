@@ -116,7 +116,7 @@ def _otel(record: Mapping[str, Any]) -> Span:
         tools = flat.get("gen_ai.tool.definitions")
         with suppress(ValueError):
             tools = parse_json(tools) if isinstance(tools, str) else tools
-        found.tools = [one for one in tools if isinstance(one, dict)] if tools else []
+        found.tools = tools if isinstance(tools, list) else []
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.plugins.traces.load import traces
+from agentrl_cli.plugins.traces.trace import Trace
 from tests.helpers.cli import Cli
 
 CALL = {"id": "c1", "function": {"name": "look", "arguments": '{"q": "x"}'}}
@@ -295,6 +297,16 @@ def test_answers_that_are_documents(cli: Cli, tmp_path: Path, said: Any) -> None
     write(tmp_path / "x.json", given)
     turns = cli.json("replay", "x.json")["turns"]
     assert turns[-1]["results"][0]["text"] == text
+
+
+def test_tools_of_spans_and_lists_that_are_empty(tmp_path: Path) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    given = {"gen_ai.tool.definitions": json.dumps(tools), "gen_ai.system_instructions": "[]"}
+    given |= {"gen_ai.input.messages": json.dumps([parts(CHAT[1])]), "gen_ai.output.messages": "[]"}
+    (tmp_path / "x.json").write_text(export(span(1, **{"gen_ai.operation.name": "chat", **given})))
+    [found] = traces(tmp_path / "x.json", pytest.fail)
+    assert isinstance(found, Trace) and found.tools == tools
+    assert [one.message["role"] for one in found.paths[0]] == ["user"]
 
 
 def test_the_times_and_names_of_spans(cli: Cli, tmp_path: Path) -> None:
