@@ -306,6 +306,20 @@ async def test_results_of_a_made_up_call_have_the_call_they_answer() -> None:
     assert turns[2].messages[0]["name"] == "add"
 
 
+async def test_results_are_in_the_order_of_their_calls() -> None:
+    """Also where the tool that was called second answers first."""
+    session = session_of(["3."])
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        for id in "xy"
+    ]
+    answers = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in "yx"]
+    back = {"role": "assistant", "content": "", "tool_calls": calls}
+    await say(session, [USER, back, *answers], tools=[ADD])
+    turn = (await session.seal()).turns[2]
+    assert [one.text for one in turn.results] == ["of x", "of y"]
+
+
 async def test_of_equal_answers_the_newest_is_continued() -> None:
     session = session_of(lambda key, ids: "Same.")
     first = await say(session, [USER])

@@ -295,7 +295,11 @@ class MessageTree:
 
     def _put(self, at: Node, piece: Piece) -> Node:
         index, start = len(self.nodes), self._length
-        results = piece.turn.messages if piece.turn.role == "tool" else ()
+        calls = [call.id for call in at.turn.calls] if at.turn is not None else []
+        answers = piece.turn.messages if piece.turn.role == "tool" else ()
+        results = sorted(  # in the order of the calls, whichever tool was the first to answer
+            answers, key=lambda one: [*calls, one["tool_call_id"]].index(one["tool_call_id"])
+        )
         turn = replace(
             piece.turn,
             index=index,
