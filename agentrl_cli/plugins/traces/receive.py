@@ -9,7 +9,7 @@ import asyncio
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from agentrl_cli.types.plain import parse_json
 try:
     from google.protobuf.json_format import MessageToDict, ParseDict
     from google.protobuf.message import DecodeError
+    from google.rpc.status_pb2 import Status
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
 except ImportError as error:
     hint = "pip install 'agentrl-cli[otel]'"
@@ -66,7 +67,7 @@ class Inbox:
             return Response(status_code=499)
         except (RequestError, *ERRORS) as error:
             status = error.status if isinstance(error, RequestError) else 400
-            return JSONResponse({"message": str(error)}, status)
+            return _answer({"message": str(error)}, kind, Status(), status)
         left, roots = [], []
         for record in records:
             try:
@@ -84,10 +85,7 @@ class Inbox:
             self.write()
         partial = {"rejectedSpans": str(len(left)), "errorMessage": left[0][:300]} if left else {}
         body = {"partialSuccess": partial} if left else {}
-        if kind == JSON:
-            return JSONResponse(body)
-        packed = ParseDict(body, service.ExportTraceServiceResponse()).SerializeToString()
-        return Response(packed, media_type=PROTOBUF)
+        return _answer(body, kind, service.ExportTraceServiceResponse())
 
     def write(self, names: list[str] | None = None) -> None:
         """Write traces by name, without names all that wait."""
@@ -102,6 +100,13 @@ class Inbox:
         for name in [*self._written][:-KNOWN]:
             del self._written[name]
         self.ids += ids
+
+
+def _answer(body: Mapping[str, Any], kind: str, made: Any, status: int = 200) -> Response:
+    """Return an answer in the form of its request."""
+    if kind != PROTOBUF:
+        return JSONResponse(body, status)
+    return Response(ParseDict(body, made).SerializeToString(), status, media_type=PROTOBUF)
 
 
 async def _body(request: Request, kind: str) -> bytes:

@@ -147,7 +147,11 @@ async def test_protobuf(inbox: tuple[Inbox, str, list[str]]) -> None:
     read = service.ExportTraceServiceResponse.FromString(answer.content)
     assert answer.status_code == 200 and not read.partial_success.rejected_spans
     found.write()
-    assert (await post(url, b"\xff\xff", **kind)).status_code == 400
+    refused = await post(url, b"\xff\xff", **kind)
+    from google.rpc.status_pb2 import Status
+
+    assert refused.status_code == 400 and refused.headers["content-type"] == kind["content-type"]
+    assert "not an export of OTLP" in Status.FromString(refused.content).message
     assert found._written.popitem()[0] == "ab" * 16
     plain = {**chat(4, "ab" * 16), "attributes": attributes(x="y")}
     await post(url, export(chat(2, "ab" * 16), plain))
