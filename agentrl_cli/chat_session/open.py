@@ -160,7 +160,13 @@ def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:
             pack = load_pack(path, base=base)
             if pack.name == name:
                 return pack
-    return load_pack(name, base=base)
+    try:
+        return load_pack(name, base=base)
+    except NotFound as error:
+        raise NotFound(
+            f"Nothing of this episode can run again: its pack {name} is not here.",
+            hint="Imported and served episodes have none. Else name its project with --project.",
+        ) from error
 
 
 def check_tokenizer(past: Past, chat: Chat) -> None:

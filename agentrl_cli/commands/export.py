@@ -125,7 +125,7 @@ def _write_episodes(
     if kind == Kind.jsonl:
         lines = export_lines(store, ids, tokens=tokens, masked=masked)
     elif kind == Kind.sequences:
-        lines = sequence_rows(store, ids, masked=masked)
+        lines = sequence_rows(store, ids, masked=masked, narrate=narrate)
     else:
         lines = resolve("exports", {}, kind)(store, ids, masked)
     if out is not None:

@@ -114,7 +114,10 @@ def command(
         )
     if again.whatif is not None or again.verify:
         raise typer.Exit(_rerun(where, episode or "last", again, as_json=shown.json))
-    if episode and (file := Path(episode).expanduser()).is_file():
+    file = Path(episode or "").expanduser()
+    if file.suffix[:5] == ".json" and not file.is_file():
+        raise NotFound.of("file", str(file), [str(one) for one in file.parent.glob("*.json*")])
+    if episode and file.is_file():
         with _open_file(file) as (db, found):
             one = found[0] if len(found) == 1 or not is_terminal() else None
             return _show(replace(where, db=db, project=None), one, listed, shown)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,25 @@ def export_lines(
 
 
 def sequence_rows(
-    store: Store, episode_ids: Iterable[str], *, masked: bool = True
+    store: Store,
+    episode_ids: Sequence[str],
+    *,
+    masked: bool = True,
+    narrate: Callable[[str], None] = lambda text: None,
 ) -> Iterator[str]:
-    """Yield one JSON text per token sequence. Episodes whose text holds a secret are left out: their ids spell it."""
+    """Yield one JSON text per token sequence; `narrate` gets a line about those left out."""
+    left: Counter[str] = Counter()
     for episode_id in episode_ids:
         episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
         if masked and mask_secrets(episode_object(episode, tokens=False))["masked"]:
+            left["their ids spell what looks like a secret"] += 1
             continue
-        yield from map(dumps, _list_sequences(episode, signals))
+        rows = [*_list_sequences(episode, signals)]
+        if not rows:
+            left["no model of this store sampled their tokens (imported)"] += 1
+        yield from map(dumps, rows)
+    for why, count in left.items():
+        narrate(f"{count} of {len(episode_ids)} episodes are left out: {why}.")
 
 
 def _list_sequences(episode: Episode, signals: TrainSignals | None) -> Iterator[dict[str, Any]]:

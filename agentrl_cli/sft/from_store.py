@@ -35,12 +35,11 @@ def choose(
         tokenizer: Hash of the tokenizer of the model to be trained; ids of another one mean something else.
         best_of: At most so many of each task, those with the highest reward (of equal ones the shortest).
         vocabulary: Ids that the model knows. Episodes with others, or with impossible log-probabilities, are left out.
-        narrate: Is given a line about those.
+        narrate: Is given a line about those, and about those without sampled tokens.
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
-    graded = (row for row in rows if row.outcome is not None and not row.outcome.is_error)
-    rows = [row for row in graded if row.n_model_tokens]
+    rows = _sampled(rows, narrate)
     _require_tokenizer(rows, tokenizer)
     ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
@@ -66,9 +65,20 @@ def choose(
     if not found:
         raise NotFound(
             f"No episode to train on matches {filter or DEFAULT_FILTER!r}.",
-            hint="`agentrl ls -f …` shows what a filter finds; `agentrl rollout` makes more.",
+            hint="Trained are tokens that a model sampled: `agentrl rollout` makes some, `agentrl ls -f …` shows"
+            " what a filter finds.",
         )
     return [found[row.id] for row in rows if row.id in found]
+
+
+def _sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list[EpisodeRow]:
+    """Return the graded rows with sampled tokens, and say how many have none."""
+    graded = [row for row in rows if row.outcome is not None and not row.outcome.is_error]
+    found = [row for row in graded if row.n_model_tokens]
+    if len(found) < len(graded):
+        count = f"{len(graded) - len(found)} of {len(graded)} episodes"
+        narrate(f"{count} are left out: no model of this store sampled their tokens (imported).")
+    return found
 
 
 def _require_tokenizer(rows: Sequence[EpisodeRow], tokenizer: str) -> None:

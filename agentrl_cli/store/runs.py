@@ -114,7 +114,7 @@ class Runs(Part):
             return row
         row = self.get(name)
         if row.kind != "train":
-            raise ConfigError(f"{row.name} is a {row.kind}, not a training.")
+            raise ConfigError(f"{row.name} is of the kind {row.kind}, not a training.")
         return row
 
     def update(self, run_id: str, **cols: Any) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.commands.options import StoreOptions
-from agentrl_cli.errors import MissingDependency
+from agentrl_cli.errors import AgentRLError, MissingDependency
+from agentrl_cli.store import Store
 from agentrl_cli.types.masking import mask_text
 
 LONGEST = 12_000
@@ -32,12 +33,13 @@ def make_server(db: Path) -> Any:
     """Return the server of a store. Raises MissingDependency."""
     try:
         from mcp.server import MCPServer
-        from mcp.types import ToolAnnotations
     except ImportError as error:
         hint = "pip install 'agentrl-cli[mcp]'"
         raise MissingDependency("The command mcp needs the package mcp.", hint=hint) from error
-    server = MCPServer("agentrl", instructions=INSTRUCTIONS)
-    reads = server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+    tools: list[Any] = []
+
+    def reads(function: Callable[..., Any]) -> None:
+        tools.append(_strict(function))
 
     @reads
     async def runs(offset: int = 0) -> str:
@@ -47,7 +49,7 @@ def make_server(db: Path) -> Any:
     @reads
     async def run(name: str = "last", offset: int = 0) -> str:
         """Show a run: settings, course, evaluations, alerts."""
-        return await _answer(db, ["show"], offset, name)
+        return await _answer(db, ["show"], offset, _run_id(db, name))
 
     @reads
     async def why(name: str = "last", offset: int = 0) -> str:
@@ -75,13 +77,37 @@ def make_server(db: Path) -> Any:
         """Show an episode whole: turns, calls, answers, rewards, checks. Also last, best, worst."""
         return await _answer(db, ["replay", "--plain", "--layer=plain"], offset, id)
 
-    return server
+    return MCPServer("agentrl", instructions=INSTRUCTIONS, tools=tools)
 
 
 INSTRUCTIONS = (
     "The record of trainings of a tool-using model. Begin with `runs`, then `why` and `failures` of a run; `episode` "
     "shows the text of one. What is longer than an answer goes on at `offset`."
 )
+
+
+def _strict(function: Callable[..., Any]) -> Any:
+    """Return a function as a tool that refuses unknown arguments: a misspelt name would mean the default."""
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.types import ToolAnnotations
+
+    note = ToolAnnotations(read_only_hint=True)
+    made = Tool.from_function(function, annotations=note, structured_output=False)
+    given = made.fn_metadata.arg_model
+    given.model_config["extra"] = "forbid"
+    given.model_rebuild(force=True)
+    return made.model_copy(update={"parameters": given.model_json_schema()})
+
+
+def _run_id(db: Path, name: str) -> str:
+    """Return a run's id: of `show`, `last` is an episode. Raises ToolError."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    try:
+        with Store.open(db, readonly=True) as store:
+            return store.runs.get(name).id
+    except AgentRLError as error:
+        raise ToolError(f"{error.message} {error.hint}".strip()) from error
 
 
 def _excerpts(printed: str) -> str:

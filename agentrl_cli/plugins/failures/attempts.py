@@ -35,7 +35,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A finished episode, as far as its actions show its failure."""
+    """A graded episode, as far as its actions show its failure."""
 
     id: str
     task: str
@@ -61,7 +61,7 @@ class Attempt:
 
 _EPISODES = """SELECT id, pack || ':' || task_id, coalesce(family, ''), coalesce(step, 0), outcome,
  coalesce(error, ''), flags FROM episodes
- WHERE run_id=? AND outcome IS NOT NULL AND kind=? ORDER BY step, rowid"""
+ WHERE run_id=? AND outcome != 'ungraded' AND kind=? ORDER BY step, rowid"""
 _OF_RUN = "episode_id IN (SELECT id FROM episodes WHERE run_id=? AND kind=?)"
 _CALLS = f"""SELECT episode_id, turn, name, coalesce(arguments, raw), coalesce(call_error, result_error, ''),
  coalesce(result, '') FROM tool_calls WHERE {_OF_RUN} ORDER BY episode_id, turn, idx"""
@@ -70,7 +70,7 @@ _LAST = f"""SELECT episode_id, max(idx), messages FROM turns WHERE role='assista
 
 
 def read_attempts(store: Store, run_id: str, kind: str) -> list[Attempt]:
-    """Return the finished episodes of one kind (`train`, `eval` …) of a run, by step. Raises StoreError."""
+    """Return the graded episodes of one kind (`train`, `eval` …) of a run, by step. Raises StoreError."""
     acts: defaultdict[str, list[Act]] = defaultdict(list)
     given = (run_id, kind)
     for episode, turn, name, arguments, error, result in store.select(_CALLS, given):

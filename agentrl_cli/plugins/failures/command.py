@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from agentrl_cli.plugins.failures.modes import Mode
     from agentrl_cli.store import RunRow, Store
 
+FOREIGN = ("import", "serve")
+"""Kinds of runs whose episodes have no pack that could sample them again."""
+
 
 def command(
     run: Annotated[
@@ -75,16 +78,16 @@ def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:
         shown = [mode.as_json() for mode in modes]
         return echo_json({"run": row.name, "kind": kind, **counts, "modes": shown})
     if not attempts:
-        raise UsageError(f"{row.name} has no finished episodes of the kind {kind}.")
+        raise UsageError(f"{row.name} has no graded episodes of the kind {kind}.")
     echo(f"{row.name}: {failed} of {len(attempts)} attempts ({kind}) failed.")
     for mode in modes[:limit]:
-        _show(mode)
+        _show(mode, again=row.kind not in FOREIGN)
     if len(modes) > limit:
         rest = sum(len(mode.failures) for mode in modes[limit:])
         narrate(f"{rest} more in {len(modes) - limit} rarer modes: --limit {len(modes)}")
 
 
-def _show(mode: Mode) -> None:
+def _show(mode: Mode, *, again: bool) -> None:
     early, late = mode.course
     solved, siblings = mode.recovery
     echo(f"{len(mode.failures):>6}  {mode.share:>4.0%}  {mode.text}")
@@ -96,7 +99,8 @@ def _show(mode: Mode) -> None:
             f"              sampled again from the fork: {share} siblings with the same acts solved it"
         )
     for one in mode.examples:
-        echo(f'              agentrl replay {one.attempt.id} --whatif "turn={one.turn} n=4"')
+        place = f' --whatif "turn={one.turn} n=4"' if again else f"@t{one.turn}"
+        echo(f"              agentrl replay {one.attempt.id}{place}")
 
 
 def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool) -> None:

@@ -128,7 +128,8 @@ class ChatScreen(AgentScreen):
         except (AgentRLError, OSError) as error:
             self.take({"ev": "error", "message": str(error), "hint": ""})
         self.busy = True
-        self.model = f"{self.model} (ended)"
+        self.model = f"{self.model} (ended)".strip()
+        self.line.placeholder = "it has ended: /quit goes back"
         self._head()
 
     def take(self, event: dict[str, Any]) -> None:

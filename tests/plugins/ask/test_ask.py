@@ -69,12 +69,14 @@ async def test_why_a_run_failed(store: Path) -> None:
             *"runs run why failures episodes search episode".split()
         }
         assert all(tool.annotations.read_only_hint for tool in tools)
+        assert not any(tool.input_schema["additionalProperties"] for tool in tools)
 
         async def ask(tool: str, **given: Any) -> tuple[str, bool]:
             found = await client.call_tool(tool, given)
             return "".join(one.text for one in found.content), bool(found.is_error)
 
         assert "first" in (await ask("runs"))[0]
+        assert (await ask("run"))[0].startswith("run first")
         found, _ = await ask("failures", name="first")
         assert "guess" in found and "4 of 8" in found
         listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
@@ -90,6 +92,8 @@ async def test_why_a_run_failed(store: Path) -> None:
             ("episode", {"id": "../other"}, "is not the name"),
             ("failures", {"name": "--scan=x.py:f"}, "is not the name"),
             ("episode", {"id": "missing"}, "No episode"),
+            ("run", {"name": "00000000000000"}, "No run"),
+            ("failures", {"run": "first"}, "run\n  Extra inputs"),
         ):
             text, failed = await ask(tool, **given)
             assert failed and said in text

@@ -1,0 +1,50 @@
+"""Commands that look at imported episodes, which no model of this store sampled, say so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.errors import NotFound
+from agentrl_cli.sft.from_store import choose
+from agentrl_cli.store import Store
+from tests.helpers.cli import Cli
+
+
+@pytest.fixture
+def imported(cli: Cli, tmp_path: Path) -> Cli:
+    """A run of an import: one solved, one failed, one without a score."""
+    call = {"id": "c", "function": {"name": "look", "arguments": {"q": 1}}}
+    said = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "4"},
+    ]
+    rows = []
+    for number, score in enumerate((1, 0, None)):
+        answer = {"role": "assistant", "content": f"It is {4 + number}."}
+        rows.append({"messages": [*said, answer]} | ({} if score is None else {"score": score}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    cli("import", "otlp", "rows.jsonl", "--db", "a.db")
+    cli.always = ("--db", "a.db")
+    return cli
+
+
+def test_what_is_left_out_is_said(imported: Cli, tmp_path: Path) -> None:
+    """Ungraded is not failed; no token trains; the advice works here."""
+    text = imported("failures")
+    assert "1 of 2 attempts (import) failed" in text and "--whatif" not in text and "@t" in text
+    left = "are left out: no model of this store sampled their tokens (imported)."
+    imported("export", "--format", "sequences", "-o", "x.jsonl", said=f"3 of 3 episodes {left}")
+    lines: list[str] = []
+    with Store.open(tmp_path / "a.db") as store, pytest.raises(NotFound):
+        choose(store, "run:rows", "", narrate=lines.append)
+    assert lines == [f"2 of 2 episodes {left}"]
+    imported("why", "rows", code=2, said="is of the kind import, not a training")
+
+
+def test_what_cannot_run_again_is_said(imported: Cli) -> None:
+    for words in (("--verify",), ("--whatif", "rerun")):
+        imported("replay", "last", *words, code=2)
+        assert "Nothing of this episode can run again" in imported.err
+    imported("replay", "nosuch.json", code=2, said="No file named 'nosuch.json'")
