@@ -9,14 +9,23 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from agentrl_cli.errors import DataError, UsageError
 from agentrl_cli.plugins.traces.load import traces
-from agentrl_cli.plugins.traces.trace import UNANSWERED, Said, Trace, episode_of
+from agentrl_cli.plugins.traces.trace import (
+    UNANSWERED,
+    Said,
+    Trace,
+    episode_of,
+    group_by_role,
+    in_order,
+)
 from agentrl_cli.rewards.context import RewardContext
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.tools import Tool
@@ -44,16 +53,14 @@ SPEC = {
 }
 ASK = (
     "traces:FILE?unscored=right takes such a trace as right, traces:FILE?unscored=skip leaves its request out; or"
-    " add a number `score` to each."
+    " add a number `score` to each. traces:FILE?score=0.8 takes those with at least this score as right."
 )
 
 
 def add(draft: Any, name: str) -> None:
     """Add the requests of a file's traces to a new pack. Raises UsageError where nothing says what is right."""
     file, _, query = name.partition("?")
-    unscored = query.removeprefix("unscored=")
-    if query and unscored not in ("right", "skip"):
-        raise UsageError(f"{query!r} is not known.", hint=ASK)
+    least, unscored = _options(query)
     if not Path(file).expanduser().is_file():
         raise UsageError(f"No such file: {file}.", hint="agentrl init NAME --from traces:FILE")
     episodes: list[tuple[Trace, float | None]] = []
@@ -68,24 +75,33 @@ def add(draft: Any, name: str) -> None:
             f"{without} of {len(episodes)} traces have no score. Are they right?", hint=ASK
         )
     best, answers, schemas = max(scores, default=1.0), list[Any](), dict[str, Any]()
+    if least is None:
+        least = best if best > 0 else inf
     rows: dict[str, dict[str, Any]] = {}
-    low = longer = 0
+    low = longer = unfinished = 0
     for trace, score in episodes:
-        path = trace.paths[0] if trace.paths else []
         _learn(trace, answers, schemas)
-        right = score >= best if score is not None else unscored == "right"
-        if row := _row(path) if right else None:
+        right = score >= least if score is not None else unscored == "right"
+        path = _main(trace.paths) if right else []
+        if row := _row(path):
             rows.setdefault(dumps(row["prompt"]), row)
             longer += len(row["prompt"]) + len(row["recorded"]) < len(path)
         low += not right
-    if not rows:
-        raise DataError(
-            f"{file} has no request whose trace was scored well. {' '.join(draft.notes[:3])}".strip()
-        )
+        unfinished += right and row is None
     if low:
         draft.notes.append(
-            f"{low} traces with less than the best score ({best:g}) only give answers of tools."
+            f"{low} traces only give answers of tools: their score is not at least {least:g}."
+            if isfinite(least)
+            else f"The best score of {low} traces is {best:g}, which nothing says is right."
         )
+    if unfinished:
+        draft.notes.append(
+            f"{unfinished} traces that are right have no answer in words to their first request."
+        )
+    if not rows:
+        notes = " ".join([*draft.notes[:3], *draft.notes[3:][-2:]])
+        said = f"{file} has no request whose trace was scored well. {notes}".strip()
+        raise DataError(said, hint=ASK if low else "")
     if longer:
         draft.notes.append(f"{longer} traces go on after their first answer: that is their task.")
     draft.rows, draft.answer, draft.system, draft.spec = (
@@ -98,6 +114,31 @@ def add(draft: Any, name: str) -> None:
     draft.files["task.py"] = TASK.encode()
     record = {"tools": [*schemas.values()], "answers": answers}
     draft.files["recorded.json"] = json.dumps(record, ensure_ascii=False, indent=1).encode()
+
+
+def _options(query: str) -> tuple[float | None, str]:
+    """Return the least score of a right trace, and how those without one are taken. Raises UsageError."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    try:
+        least = float(given.pop("score")) if "score" in given else None
+    except ValueError as error:
+        raise UsageError("The score is not a number.", hint=ASK) from error
+    unscored = given.pop("unscored", "skip" if least is not None else "")
+    if given or unscored not in ("right", "skip", ""):
+        raise UsageError(f"{query!r} is not known.", hint=ASK)
+    return least, unscored
+
+
+def _main(paths: Sequence[list[Said]]) -> list[Said]:
+    """Return the whole conversation that the first path begins: of spans, each call of the model has a path."""
+    if not paths:
+        return []
+
+    def begin(path: list[Said]) -> list[Message]:
+        return [*takewhile(lambda one: one["role"] != "assistant", (one.message for one in path))]
+
+    wanted = begin(paths[0])
+    return max((path for path in reversed(paths) if begin(path) == wanted), key=len)
 
 
 def _as_trace(episode: Episode) -> Trace:
@@ -121,11 +162,15 @@ def _with_calls(message: Message, calls: Iterable[Any]) -> Message:
 
 def _row(path: list[Said]) -> dict[str, Any] | None:
     """Return the first request of a conversation and the messages that answered it; None without an answer."""
-    messages = [one.message for one in path]
+    messages, asked = list[Message](), list[str]()
+    for role, group in group_by_role(path):
+        answers = in_order(asked, group) if role == "tool" else group
+        messages += [one.message for one in answers if one is not None]
+        asked = [call["id"] for call in messages[-1].get("tool_calls", ())]
     roles = [str(one["role"]) for one in messages]
     first = roles.index("assistant") if "assistant" in roles else 0
     last = roles.index("user", first) if "user" in roles[first:] else len(roles)
-    if not first or roles[last - 1] != "assistant":
+    if not first or roles[last - 1] != "assistant" or messages[last - 1].get("tool_calls"):
         return None
     return {"prompt": messages[:first], "recorded": messages[first:last]}
 

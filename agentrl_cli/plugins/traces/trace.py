@@ -100,7 +100,7 @@ def episode_of(trace: Trace) -> Episode:
     known: dict[tuple[int, str], int] = {}
     for path in trace.paths:
         parent = ROOT
-        for role, group in _group_by_role(path):
+        for role, group in group_by_role(path):
             key = (parent, dumps([one.message for one in group]))
             if key not in known:
                 known[key] = len(turns)
@@ -129,7 +129,7 @@ def episode_of(trace: Trace) -> Episode:
     )
 
 
-def _group_by_role(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
+def group_by_role(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
     """Return each message with its role; answers of tools that follow each other are one turn."""
     groups: list[tuple[str, list[Said]]] = []
     for one in path:
@@ -159,18 +159,23 @@ def _turn(
         ToolResult("", error=UNANSWERED)
         if one is None
         else ToolResult(content_text(one.message["content"]), error=one.error, seconds=one.seconds)
-        for one in _in_order(asked, group)
+        for one in in_order(asked, group)
     )
     return replace(turn, results=tuple(results))
 
 
-def _in_order(asked: Sequence[str], group: Sequence[Said]) -> list[Said | None]:
-    """Return the answers to calls: by their ids, those without a known one in the gaps; None for a missing one."""
+def in_order(asked: Sequence[str], group: Sequence[Said]) -> list[Said | None]:
+    """Return the answers to calls: by their ids, those without one in the gaps; None for a missing one.
+
+    Those whose ids no call has come last, after an answer or a gap for each call.
+    """
     named: dict[Any, Said] = {one.message.get("tool_call_id"): one for one in reversed(group)}
     known = [named.get(name) for name in dict.fromkeys(asked)]
     taken = {*map(id, known)}
-    left = (one for one in group if id(one) not in taken)
-    found = [*[one or next(left, None) for one in known], *left]
+    free = [one for one in group if id(one) not in taken]
+    strange = [one for one in free if asked and one.message.get("tool_call_id")]
+    left = (one for one in free if not (asked and one.message.get("tool_call_id")))
+    found = [*[one or next(left, None) for one in known], *left, *strange]
     while found and found[-1] is None:
         del found[-1]
     return found
