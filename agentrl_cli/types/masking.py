@@ -78,12 +78,12 @@ def mask_text(text: str) -> str:
 
 
 def mask(value: Any) -> Any:
-    """Mask every text inside a JSON-like value; a string without a match comes back unchanged."""
+    """Mask every text inside a JSON-like value, keys too; a string without a match comes back unchanged."""
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, Mapping):
         return {
-            key: "[masked:named]"
+            (mask_text(key) if isinstance(key, str) else key): "[masked:named]"
             if isinstance(item, str) and item and _NAME_ALONE.search(str(key))
             else mask(item)
             for key, item in value.items()

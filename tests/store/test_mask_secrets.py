@@ -106,6 +106,7 @@ def test_code_and_settings_stay_as_they_are() -> None:
     }
     masked = dict.fromkeys(("token", "DB_PASS", "Cookie", "GITHUB_PAT"), "[masked:named]")
     assert mask(given) == {**given, **masked}
+    assert mask({"env": {"sk-proj-" + "a1" * 10: "x"}}) == {"env": {"[masked:api-key]": "x"}}
 
 
 @pytest.mark.parametrize("unit", HOSTILE)

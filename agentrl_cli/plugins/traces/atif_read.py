@@ -16,7 +16,17 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl_cli.plugins.traces.atif_write import OWN
-from agentrl_cli.plugins.traces.trace import ERRORS, Note, Said, Trace, number_in, tool_call
+from agentrl_cli.plugins.traces.trace import (
+    ERRORS,
+    Note,
+    Said,
+    Trace,
+    encode_text,
+    number_in,
+    say,
+    tokenizer,
+    tool_call,
+)
 from agentrl_cli.types import TOP_K, Episode, Message, Tokens, TrainSignals, supports
 
 Follow = Callable[[str], list[Any]]
@@ -38,8 +48,7 @@ def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Tr
         try:
             return _own(value, extra[OWN])
         except ERRORS as error:
-            reason = str(error).split("\n", 1)[0]
-            note(f"{where}.extra.{OWN} cannot be used ({reason}): read from its steps.")
+            note(f"{where}.extra.{OWN} cannot be used ({say(error)}): read from its steps.")
     found = Trace(value, [*_paths(value, where, note, follow)])
     agent, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
     found.agent = str(agent.get("name", ""))
@@ -68,7 +77,7 @@ def _paths(
         try:
             path += [*_read_step(step, model, files)]
         except ERRORS as error:
-            note(f"{where}.steps[{number}] is left out: {error}.")
+            note(f"{where}.steps[{number}] is left out: {say(error)}.")
     stamps = [(number, one) for number, one in enumerate(path) if one.at]
     for (_, one), (number, after) in itertools.pairwise(stamps):
         if after.at < one.at:
@@ -153,22 +162,26 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
 
 
 def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
-    """Return the episode that this package wrote, exactly. Raises ValueError and its like."""
+    """Return the episode that this package wrote: exactly, or with texts as tokens if masked. Raises ValueError."""
     branches = [value, *value.get("subagent_trajectories", ())]
     steps = [step for branch in branches for step in branch["steps"]]
     records = [one for step in steps for one in step.get("extra", {}).get(OWN, ())]
     records.sort(key=lambda one: one["index"])
+    masked = about.get("masked") is True
+    texts = [encode_text(one["role"], one["messages"]) for one in records if masked]
     turns, start = list[dict[str, Any]](), 0
     for record in records:
         parent = -1 if record["parent"] is None else record["parent"]
         if record["index"] != len(turns) or parent not in range(-1, len(turns)):
             raise ValueError(f"turn {record['index']} is missing, doubled or before its parent")
-        end = start + len(record["tokens"].get("ids", ()))
+        end = start + len(texts[len(turns)] if masked else record["tokens"].get("ids", ()))
         turns.append(_turn(record) | {"start": start, "end": end})
         start = end
     parts = [_null(part, "value", "weight") for part in about["reward_parts"]]
     fields = {**about, "turns": turns, "reward_parts": parts}
     known = {name: one.validate_python(fields[name]) for name, one in _adapters().items()}
+    if masked:
+        return Episode(**known, tokens=Tokens.concat(texts)), None, tokenizer().hash
     tokens = _arrays(Tokens, records, "tokens", start) or Tokens.empty()
     signals = _arrays(TrainSignals, records, "signals", start)
     return Episode(**known, tokens=tokens), signals, str(about["tokenizer"])

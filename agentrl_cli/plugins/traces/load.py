@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from math import isfinite
@@ -26,6 +27,7 @@ from agentrl_cli.plugins.traces.trace import (
     Said,
     Trace,
     episode_of,
+    say,
     tokenizer,
 )
 from agentrl_cli.store import RunRow, Store
@@ -43,8 +45,13 @@ def values(path: Path, note: Note) -> Iterator[tuple[str, Any]]:
     """Yield the JSON values of a file with their places: the whole file, or its lines. Raises DataError."""
     try:
         if path.stat().st_size <= LARGEST:
+            data = path.read_bytes().removeprefix(BOM_UTF8)
             with suppress(ValueError):
-                yield path.name, parse_json(path.read_bytes())
+                yield path.name, parse_json(data)
+                return
+            if len(parts := re.split(rb"(?<=\n\})\s*\n(?=\{\s*\n)", data)) > 1:
+                for number, part in enumerate(parts, 1):  # documents on several lines each
+                    yield from _read(f"{path.name}, document {number}", part, note)
                 return
         with path.open("rb") as file:
             yield from _lines(path, file, note)
@@ -62,12 +69,17 @@ def _lines(path: Path, file: Any, note: Note) -> Iterator[tuple[str, Any]]:
             while line and not line.endswith(b"\n"):
                 line = file.readline(LARGEST)
         elif line.strip():
-            try:
-                yield place, parse_json(line)
-            except ValueError as error:
-                note(f"{place} is left out: {error}.")
-                if path.suffix == ".json":  # a damaged document, whose other lines mean nothing
-                    return
+            found = [*_read(place, line.removeprefix(BOM_UTF8), note)]
+            yield from found
+            if not found and path.suffix == ".json":
+                return  # a damaged document, whose other lines mean nothing
+
+
+def _read(place: str, data: bytes, note: Note) -> Iterator[tuple[str, Any]]:
+    try:
+        yield place, parse_json(data)
+    except ValueError as error:
+        note(f"{place} is left out: {error}.")
 
 
 def traces(path: Path, note: Note) -> Iterator[Found]:
@@ -90,18 +102,20 @@ def traces(path: Path, note: Note) -> Iterator[Found]:
             else:
                 note(f"{place} is left out: it is not a trace of a known form.")
         except ERRORS as error:
-            note(f"{place} is left out: {error}.")
+            note(f"{place} is left out: {say(error)}.")
     yield from traces_of(spans, note)
     for name, lines in sessions.items():
         try:
             yield trace_of(name, lines)
         except ERRORS as error:
-            note(f"Session {name} is left out: {error}.")
+            note(f"Session {name} is left out: {say(error)}.")
 
 
 def _each(found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield values, the items of a list one by one."""
+    """Yield values, the items of a list, or of the answer of an API, one by one."""
     for place, value in found:
+        if isinstance(value, dict) and {"messages", "steps"}.isdisjoint(value):
+            value = value["data"] if isinstance(value.get("data"), list) else value
         if isinstance(value, list):
             yield from ((f"{place}[{number}]", item) for number, item in enumerate(value))
         else:
@@ -112,7 +126,7 @@ def _add(spans: dict[str, list[Span]], record: Any, place: str, note: Note) -> N
     try:
         span = read_span(record)
     except ERRORS as error:
-        return note(f"{place} is left out: {type(error).__name__} {error}.")
+        return note(f"{place} is left out: {say(error)}.")
     return spans.setdefault(span.trace, []).append(span)
 
 
@@ -171,7 +185,7 @@ def add(
                     with store.transaction():
                         run = _put(store, path, whole, run)
                 except ERRORS as error:
-                    note(f"Episode {id} is left out: {error}.")
+                    note(f"Episode {id} is left out: {say(error)}.")
                     continue
             ids[id] = None
     return [*ids], run

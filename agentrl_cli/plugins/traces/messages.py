@@ -5,6 +5,7 @@ GenAI conventions {"role", "parts"}, OpenInference {"message": {…}}, Anthropic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ KNOWN = ("system", "user", "assistant", "tool")
 LISTS = ("messages", "input_messages", "choices")
 FIELDS = {*LISTS, "content", "contents", "parts", "tool_calls"}
 """One of them at least is in a message, or its role is known."""
+_CUT = re.compile(r'\s*\[?\s*\{\s*"(?:role|parts|content|message|messages|type)"')
 
 
 def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
@@ -25,7 +27,9 @@ def messages_in(value: Any, role: str = "user") -> Iterator[Message]:
     if isinstance(value, str):
         try:
             found = parse_json(value)
-        except ValueError:
+        except ValueError as error:
+            if _CUT.match(value):
+                raise ValueError("its messages are JSON that is damaged or cut") from error
             found = None
         if not _has_messages(found):
             if value and found not in ([], {}):
@@ -113,7 +117,8 @@ def answer_of(given: Mapping[str, Any]) -> Message:
         found = "\n".join(str(one["text"]) for one in found)
     ids = ("tool_call_id", "tool_use_id", "call_id", "id")
     id = next((given[name] for name in ids if given.get(name)), "")
-    return {"role": "tool", "content": _text(found), "tool_call_id": _text(id)}
+    message: Message = {"role": "tool", "content": _text(found), "tool_call_id": _text(id)}
+    return message | ({"is_error": True} if given.get("is_error") is True else {})
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,7 @@ from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.errors import MissingDependency
 from agentrl_cli.plugins.traces.load import add
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
-from agentrl_cli.plugins.traces.trace import ERRORS
+from agentrl_cli.plugins.traces.trace import ERRORS, say
 from agentrl_cli.store import Store
 from agentrl_cli.types.plain import parse_json
 
@@ -76,9 +76,10 @@ class Inbox:
                     raise ValueError(f"the trace {span.trace[:40]} is written")
                 self._waiting.setdefault(span.trace, []).append(span)
                 self._held[span.trace] += len(data) // len(records)
-                roots += [span.trace] * (not record.get("parentSpanId"))
+                whole = any(one.asked or one.answered for one in self._waiting[span.trace])
+                roots += [span.trace] * (whole and not record.get("parentSpanId"))
             except ERRORS as error:
-                left.append(f"A span is left out: {type(error).__name__} {error}.")
+                left.append(f"A span is left out: {say(error)}.")
         if roots:
             self.write(roots)
         if self._held.total() > HELD:

@@ -104,9 +104,8 @@ def episode_of(trace: Trace) -> Episode:
             key = (parent, dumps([one.message for one in group]))
             if key not in known:
                 known[key] = len(turns)
-                ids = tokenizer().encode(_text([one.message for one in group])[:LONGEST])
-                parts.append(Tokens.from_ids(ids, [ORIGINS.get(role, Origin.FORCED)] * len(ids)))
-                turns.append(_turn(len(turns), parent, role, group, turns, len(ids)))
+                parts.append(encode_text(role, [one.message for one in group]))
+                turns.append(_turn(len(turns), parent, role, group, turns, len(parts[-1])))
             parent = known[key]
     started = min((turn.started for turn in turns if turn.started), default=0.0)
     outcome = Outcome.UNGRADED if trace.reward is None else Outcome.FAILED
@@ -127,6 +126,12 @@ def episode_of(trace: Trace) -> Episode:
         started=started,
         ended=max((turn.started + turn.seconds for turn in turns), default=0.0),
     )
+
+
+def encode_text(role: str, messages: Iterable[Message]) -> Tokens:
+    """Return a turn's text as tokens of the bundled tokenizer; nobody sampled them."""
+    ids = tokenizer().encode(_text(messages)[:LONGEST])
+    return Tokens.from_ids(ids, [ORIGINS.get(role, Origin.FORCED)] * len(ids))
 
 
 def group_by_role(path: Iterable[Said]) -> list[tuple[str, list[Said]]]:
@@ -158,7 +163,11 @@ def _turn(
     results = (
         ToolResult("", error=UNANSWERED)
         if one is None
-        else ToolResult(content_text(one.message["content"]), error=one.error, seconds=one.seconds)
+        else ToolResult(
+            content_text(one.message["content"]),
+            error=one.error or ("error" if one.message.get("is_error") else None),
+            seconds=one.seconds,
+        )
         for one in in_order(asked, group)
     )
     return replace(turn, results=tuple(results))
@@ -204,6 +213,15 @@ def _text(messages: Iterable[Message]) -> str:
         for call in message.get("tool_calls", ()):
             found.append(f"<tool_call>\n{dumps(call['function'])}\n</tool_call>")
     return "\n".join(filter(None, found))
+
+
+def say(error: BaseException) -> str:
+    """Return one of `ERRORS` as a clause for a user."""
+    if isinstance(error, KeyError):
+        return f"it has no {str(error.args[0])[:40]!r}"
+    if isinstance(error, ValueError):
+        return str(error).split("\n", 1)[0].rstrip(".")
+    return "a value in it is of a wrong type"
 
 
 Note = Callable[[str], None]

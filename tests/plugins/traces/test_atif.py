@@ -16,6 +16,7 @@ import pytest
 from agentrl_cli.plugins.traces.atif_read import read
 from agentrl_cli.plugins.traces.atif_write import trajectory
 from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES, load
+from agentrl_cli.plugins.traces.trace import tokenizer
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import (
@@ -228,7 +229,9 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     valid(masked)
     assert "a1a1" not in dumps(masked)
     back = read(masked, "", pytest.fail, lambda name: [])
-    assert isinstance(back, tuple) and not len(back[0].tokens)
+    assert isinstance(back, tuple) and back[2] == tokenizer().hash
+    shown = tokenizer().decode(back[0].tokens.ids.tolist())
+    assert "my key: [masked:api-key]" in shown and back[0].turns[0].end == len(back[0].tokens)
     cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
 
 

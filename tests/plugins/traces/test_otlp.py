@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.plugins.traces.load import traces
-from agentrl_cli.plugins.traces.trace import Trace
+from agentrl_cli.plugins.traces.trace import Trace, episode_of
 from tests.helpers.cli import Cli
 
 CALL = {"id": "c1", "function": {"name": "look", "arguments": '{"q": "x"}'}}
@@ -97,12 +97,6 @@ def openinference(nested: bool) -> list[dict[str, Any]]:
         calls = [{"tool_call": call} for call in one.get("tool_calls", ())]
         return {"message": kept | ({"tool_calls": calls} if calls else {})}
 
-    def flatten(value: Any, name: str) -> dict[str, Any]:
-        if isinstance(value, (list, dict)):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            return {k: v for key, one in items for k, v in flatten(one, f"{name}.{key}").items()}
-        return {name: value}
-
     rows = []
     for number, (asked, said) in enumerate(((CHAT[:2], CHAT[2:3]), (CHAT[:4], CHAT[4:]))):
         inputs, outputs = [message(one) for one in asked], [message(one) for one in said]
@@ -121,6 +115,46 @@ def openinference(nested: bool) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def flat(openllmetry: bool) -> dict[str, Any]:
+    """Spans of OpenLLMetry, or of Langfuse's SDK."""
+    if not openllmetry:
+        asked, said = "langfuse.observation.input", "langfuse.observation.output"
+        rows = [{asked: json.dumps(CHAT[:4]), said: json.dumps(CHAT[4])}]
+    else:
+        bare = {"id": "c1", "name": "look", "arguments": '{"q": "x"}'}
+        given = [one | ({"tool_calls": [bare]} if "tool_calls" in one else {}) for one in CHAT]
+        rows = [flatten(given[:4], "gen_ai.prompt") | flatten(given[4:], "gen_ai.completion")]
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span(1, reward=1.0, **rows[0])]}]}]}
+
+
+def events() -> dict[str, Any]:
+    """A model call of the GenAI conventions up to 1.36, whose messages are events."""
+    given = span(1, reward=1.0, **{"gen_ai.operation.name": "chat"})
+    said = [(f"gen_ai.{one['role']}.message", one) for one in CHAT[:4]]
+    said += [("gen_ai.choice", {"index": 0, "message": json.dumps(CHAT[4])})]
+    given["events"] = [
+        {"name": name, "attributes": attributes(**{**one, "content": one.get("content", "")})}
+        for name, one in said
+    ]
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [given]}]}]}
+
+
+def flatten(value: Any, name: str) -> dict[str, Any]:
+    if isinstance(value, (list, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, one in items for k, v in flatten(one, f"{name}.{key}").items()}
+    return {name: value}
+
+
+def console() -> str:
+    """Spans as the SDK prints them, a document after the other, in a file with a byte order mark."""
+    rows = openinference(False)
+    for row in rows:
+        del row["span_kind"]
+        row["attributes"]["reward"] = 1
+    return "\ufeff" + "\n".join(json.dumps(row, indent=4) for row in rows)
 
 
 def langfuse() -> dict[str, Any]:
@@ -188,12 +222,18 @@ FILES: dict[str, tuple[Any, bool]] = {
     "claude.jsonl": (claude(), False),
     "codex.jsonl": (codex(), False),
     "rows.jsonl": ([{"messages": CHAT, "score": 1}], True),
+    "openllmetry.json": (flat(True), True),
+    "langfuse-sdk.json": (flat(False), True),
+    "events.json": (events(), True),
+    "api.json": ({"data": openinference(False), "meta": {}}, True),
+    "console.json": (console(), True),
 }
 
 
 def write(path: Path, value: Any) -> None:
     lines = value if path.suffix == ".jsonl" else [value]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("\n".join(texts), encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -334,9 +374,56 @@ def export(one: dict[str, Any]) -> str:
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]})
 
 
+def tool_spans() -> dict[str, Any]:
+    """Two failed runs of a tool, whose calls have no id, by source."""
+    twice = [CALL, {**CALL, "id": "c2"}]
+    said = [*CHAT[:2], {**CHAT[2], "tool_calls": twice}]
+    said += [{**CHAT[3], "tool_call_id": id} for id in ("c1", "c2")]
+    asked = [{"message": one} for one in said]
+    model = {"openinference.span.kind": "LLM"}
+    first, last = flatten(asked[:2], "llm.input_messages"), flatten(asked, "llm.input_messages")
+    first |= flatten(asked[2:3], "llm.output_messages")
+    last |= flatten([{"message": CHAT[4]}], "llm.output_messages")
+    schema = {"function": {"name": "look", "parameters": {"type": "object", "required": ["q"]}}}
+    first |= flatten([{"tool": {"json_schema": json.dumps(schema)}}], "llm.tools")
+    kinds: dict[str, dict[str, Any]] = {
+        "openinference": {"openinference.span.kind": "TOOL", "tool.name": "look"},
+        "genai": {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "look"},
+    }
+    found: dict[str, Any] = {}
+    for name, given in kinds.items():
+        runs = [{**span(at, **given), "status": {"code": 2, "message": f"e{at}"}} for at in (3, 5)]
+        spans = [span(1, reward=1.0, **model, **first), *runs, span(9, **model, **last)]
+        found[name] = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    rows = langfuse()
+    rows["observations"][1] |= {"level": "ERROR", "statusMessage": "e3"}
+    rows["observations"][1] |= {"endTime": "2026-01-01T00:00:03.5Z"}
+    return {**found, "langfuse": rows}
+
+
+@pytest.mark.parametrize("name", ["openinference", "genai", "langfuse"])
+def test_failed_tools_without_call_ids(cli: Cli, tmp_path: Path, name: str) -> None:
+    write(tmp_path / "x.json", tool_spans()[name])
+    turns = cli.json("replay", "x.json")["turns"]
+    found = [(one["error"], one["seconds"]) for turn in turns for one in turn["results"]]
+    assert found == [("e3", 1.5), ("e5", 1.5)][: 1 if name == "langfuse" else 2]
+
+
+def test_a_failed_tool_of_a_session(tmp_path: Path) -> None:
+    lines = claude()
+    lines[-3]["message"]["content"][0]["is_error"] = True
+    write(tmp_path / "x.jsonl", lines)
+    [found] = traces(tmp_path / "x.jsonl", pytest.fail)
+    assert isinstance(found, Trace)
+    [failed] = [one.error for turn in episode_of(found).turns for one in turn.results]
+    assert failed == "error"
+
+
 HOSTILE: dict[str, tuple[str, str, int]] = {
     "content": (export(span(1)), "its spans hold no messages", 0),
-    "span": (export({"attributes": 5}), "x.jsonl, span 0", 0),
+    "span": (export({"attributes": 5}), "x.jsonl, span 0 is left out: a value in it is of a wrong type.", 0),
+    "unknown": (export(span(1, **{"my.messages": "hi"})), "attributes of an unknown form: my.messages", 0),
+    "cut": (export(span(1, **{"gen_ai.input.messages": '[{"role":"user"'})), "damaged or cut", 0),
     "shape": ('{"resourceSpans": [{"scopeSpans": 7}]}', "x.jsonl is left out", 0),
     "call": (json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}), "a call has no name", 0),
     "role": (json.dumps({"messages": [{"role": "\x1b[2J", "content": "a"}]}), "", 1),

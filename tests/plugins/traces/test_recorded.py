@@ -14,6 +14,7 @@ from agentrl_cli.types import Outcome
 from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
+from tests.plugins.traces.test_otlp import tool_spans
 
 
 @pytest.fixture
@@ -79,6 +80,45 @@ async def test_schemas_and_conversations_of_others(
     assert [*tool.schema["function"]["parameters"]["properties"]] == ["q"]
     assert pack.tasks("train")[0]["recorded"][-1]["content"].startswith("It is")
     assert [str(problem) for problem in await check_pack(pack, None)] == []
+
+
+@pytest.mark.parametrize("source", ["openinference", "genai", "langfuse"])
+def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) -> None:
+    """Each model call is a path: the row has the last one's answer, and schemas are those of the spans."""
+    (tmp_path / "x.json").write_text(json.dumps(tool_spans()[source]))
+    cli("init", "p", "--from", "traces:x.json")
+    pack = load_pack(tmp_path / "p")
+    [task] = [task for split in pack.splits() for task in pack.tasks(split)]
+    assert [one["role"] for one in task.prompt] == ["system", "user"]
+    assert task["recorded"][-1]["content"] == "It is 42."
+    given = pack.tools[0].schema["function"]["parameters"]
+    assert source == "langfuse" or given["required"] == ["q"]
+
+
+async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> None:
+    """Answers follow their calls; the best score of 0 is no solution; ?score= sets the least one."""
+    rows = []
+    for number in range(12):
+        calls = [
+            {"id": name, "function": {"name": name, "arguments": {"q": number}}} for name in "ab"
+        ]
+        said = [
+            {"role": "user", "content": f"{number}?"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            *({"role": "tool", "tool_call_id": id, "content": f"{id} {number}"} for id in "ba"),
+            {"role": "assistant", "content": f"It is {number}."},
+        ]
+        rows.append({"messages": said, "score": number / 100})
+    write(tmp_path / "t.jsonl", rows)
+    cli("init", "p", "--from", "traces:t.jsonl?score=0.02", said="2 traces only give answers")
+    pack = load_pack(tmp_path / "p")
+    assert sum(len(pack.tasks(split)) for split in pack.splits()) == 10
+    assert [str(problem) for problem in await check_pack(pack, None)] == []
+    write(tmp_path / "t.jsonl", [{**row, "score": 0} for row in rows])
+    cli("init", "q", "--from", "traces:t.jsonl", code=2, said="The best score of 12 traces is 0")
+    write(tmp_path / "t.jsonl", [{**rows[0], "score": 1, "messages": rows[0]["messages"][:2]}])
+    cli("init", "q", "--from", "traces:t.jsonl", code=2, said="1 traces that are right have no")
+    cli("init", "q", "--from", "traces:t.jsonl?score=high", code=2, said="not a number")
 
 
 def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
