@@ -97,7 +97,7 @@ def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) ->
 
 async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> None:
     """Answers follow their calls; the best score of 0 is no solution; ?score= sets the least one."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number in range(12):
         calls = [
             {"id": name, "function": {"name": name, "arguments": {"q": number}}} for name in "ab"
