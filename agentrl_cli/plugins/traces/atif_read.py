@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import datetime
 from functools import cache
+from math import isfinite
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -32,6 +33,8 @@ from agentrl_cli.types import TOP_K, Episode, Message, Tokens, TrainSignals, sup
 Follow = Callable[[str], list[Any]]
 """Returns the trajectories of a file beside; empty for one that is not there, or was read before."""
 INTEGERS = {"ids": np.int32, "top_ids": np.int32, "origin": np.int8, "clipped": np.int8}
+REFERENCE = "subagent_trajectory_ref"
+USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
 SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 Whole = tuple[Episode, TrainSignals | None, str]
 
@@ -54,14 +57,19 @@ def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Tr
     found.agent = str(agent.get("name", ""))
     tools = agent.get("tool_definitions")
     found.tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else ()
-    found.reward = reward_in(extra, final, _mapping(final.get("extra")))
+    found.reward = reward_in(where, note, extra, final, _mapping(final.get("extra")))
     return found
 
 
-def reward_in(*places: Mapping[str, Any]) -> float | None:
+def reward_in(where: str, note: Note, *places: Mapping[str, Any]) -> float | None:
     """Return the first number called reward or score."""
-    given = (place.get(name) for place in places for name in ("reward", "score"))
-    return next((one for one in map(number_in, given) if one is not None), None)
+    for place in places:
+        for name in ("reward", "score"):
+            if (number := number_in(place.get(name))) is not None:
+                return number
+            if place.get(name) is not None:
+                note(f"{where}: the {name} {str(place[name])[:40]!r} is not a number.")
+    return None
 
 
 def _paths(
@@ -78,17 +86,21 @@ def _paths(
             path += [*_read_step(step, model, files)]
         except ERRORS as error:
             note(f"{where}.steps[{number}] is left out: {say(error)}.")
-    stamps = [(number, one) for number, one in enumerate(path) if one.at]
-    for (_, one), (number, after) in itertools.pairwise(stamps):
-        if after.at < one.at:
+    if not path:
+        raise ValueError(f"{where} has no step that can be read")
+    path[0].about |= _about(value)
+    stamps = [(number, one.at) for number, one in enumerate(path) if one.at]
+    for (_, at), (number, after) in itertools.pairwise(stamps):
+        if after < at:
             note(f"{where}: the clock runs backwards at message {number + 1}.")
             break
-        one.seconds = one.seconds or after.at - one.at
     yield path
     inner = value.get("subagent_trajectories")
+    inner = inner if isinstance(inner, list) else []
+    for text in _mistakes(steps, {str(one.get("trajectory_id")) for one in _mappings(inner)}):
+        note(f"{where}.{text}.")
     further = [
-        (f"{where}.subagent_trajectories[{number}]", one)
-        for number, one in enumerate(inner if isinstance(inner, list) else ())
+        (f"{where}.subagent_trajectories[{number}]", one) for number, one in enumerate(inner)
     ]
     if isinstance(name := value.get("continued_trajectory_ref"), str):
         files.append(name)
@@ -100,9 +112,60 @@ def _paths(
             note(f"{place} is left out: {error}")
 
 
+def _about(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who made a trajectory, in which session and at which cost, as far as it is well-formed."""
+    given, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
+    agent = {name: given[name] for name in ("name", "version") if isinstance(given.get(name), str)}
+    texts = {
+        name: value[name] for name in ("session_id", "notes") if isinstance(value.get(name), str)
+    }
+    totals = _amounts(final, "total_", "steps")
+    return texts | {name: one for name, one in (("agent", agent), ("final_metrics", totals)) if one}
+
+
+def _amounts(given: Mapping[str, Any], prefix: str = "", *further: str) -> dict[str, Any]:
+    """Return the usage and cost in metrics; whatever is not an amount is left out."""
+    names = [prefix + name for name in (*USAGE, *further)]
+    return {
+        name: given[name]
+        for name in names
+        if type(given.get(name)) is int
+        or (type(given.get(name)) is float and name.endswith("usd") and isfinite(given[name]))
+    }
+
+
+def _mistakes(steps: list[Any], inner: Set[Any]) -> Iterator[str]:
+    """Yield a clause for the first of each mistake in steps that are read nevertheless."""
+    last, calls, said = 0, set[str](), set[str]()
+    for number, step in enumerate(map(_mapping, steps)):
+        id, at = step.get("step_id"), step.get("timestamp")
+        own = [str(one.get("tool_call_id")) for one in _mappings(step.get("tool_calls"))]
+        results = _mappings(_mapping(step.get("observation")).get("results"))
+        named = [one for result in results for one in _mappings(result.get(REFERENCE))]
+        answered = [one["source_call_id"] for one in results if one.get("source_call_id")]
+        agents = [one.get("trajectory_id") for one in named if not one.get("trajectory_path")]
+        wrong: dict[str, list[Any]] = {
+            "its step_id is not above the one before": [id] * (type(id) is not int or id <= last),
+            "its timestamp is not a time": [at] * (at is not None and not stamp(at)),
+            "two calls have one id": [one for one in own if one in calls or own.count(one) > 1],
+            "it answers a call that it does not make": [
+                one for one in answered if str(one) not in own
+            ],
+            "its sub-agent is not in the file": [
+                one for one in agents if one and str(one) not in inner
+            ],
+        }
+        last = id if type(id) is int else last
+        calls |= {*own}
+        for text in (text for text, values in wrong.items() if values and text not in said):
+            said.add(text)
+            yield f"steps[{number}]: {text}: {str(wrong[text][0])[:40]!r}"
+
+
 def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
     """Yield the messages of a step; add the files of its sub-agents to `files`. Raises ValueError and its like."""
-    role = SOURCES[step["source"]]
+    if (role := SOURCES.get(str(step["source"]))) is None:
+        raise ValueError(f"its source is {str(step['source'])[:40]!r}, not system, user or agent")
     message: Message = {"role": role, "content": _content(step["message"])}
     at = stamp(step.get("timestamp"))
     if role == "assistant":
@@ -114,7 +177,12 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
             for call in step.get("tool_calls") or ()
         ]
         message |= {"tool_calls": calls} if calls else {}
-        yield Said(message, at, model=str(step.get("model_name") or model))
+        effort = step.get("reasoning_effort")
+        metrics = _amounts(_mapping(step.get("metrics")))
+        about = ({"metrics": metrics} if metrics else {}) | (
+            {"reasoning_effort": effort} if isinstance(effort, (str, float, int)) else {}
+        )
+        yield Said(message, at, model=str(step.get("model_name") or model), about=about)
     elif message["content"] or not step.get("observation"):
         yield Said(message, at)
     for result in (step.get("observation") or {}).get("results", ()):
@@ -124,7 +192,7 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
             answer["tool_call_id"] = str(id)
         error = _mapping(result.get("extra")).get("error")
         yield Said(answer, at, error=str(error) if error else None)
-        for reference in result.get("subagent_trajectory_ref") or ():
+        for reference in result.get(REFERENCE) or ():
             if isinstance(path := reference.get("trajectory_path"), str):
                 files.append(path)
 
@@ -153,6 +221,10 @@ def stamp(text: Any) -> float:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 @cache

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl_cli._version import __version__
+from agentrl_cli.plugins.traces.trace import ABOUT, KIND
 from agentrl_cli.reports.export import episode_object, mask_secrets
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
@@ -43,7 +44,9 @@ def trajectory(
     others = [branch for branch in episode.branches if branch != main]
     written: set[int] = set()
     found = _branch(episode, row, main, written) | {"trajectory_id": episode.id}
-    found["session_id"] = episode.run_id or episode.id
+    source = _source(row["turns"][main[0]]) if main else {}
+    found["session_id"] = source.get("session_id") or episode.run_id or episode.id
+    found |= {name: source[name] for name in ("notes", "final_metrics") if name in source}
     about = {key: value for key, value in row.items() if key not in ("turns", "tokens", "signals")}
     extra = {"reward": row["reward"], "outcome": row["outcome"]}
     found["extra"] = extra | {OWN: {**about, "tokenizer": tokenizer}}
@@ -79,8 +82,17 @@ def _branch(
         before += turn.end - turn.start
     steps = steps or [{"step_id": 1, "source": "system", "message": ""}]
     agent = {"name": "agentrl", "version": __version__}
+    if episode.kind == KIND:  # another program played it
+        agent = {"name": episode.family or "unknown", "version": "unknown"}
+        agent |= _source(row["turns"][branch[0]]).get("agent", {}) if branch else {}
     agent |= {"model_name": episode.weights_version} if episode.weights_version else {}
     return {"schema_version": VERSION, "agent": agent, "steps": steps}
+
+
+def _source(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts that the source of an imported turn had."""
+    found = turn["messages"][0].get(ABOUT) if turn["messages"] else None
+    return found if isinstance(found, dict) else {}
 
 
 def _steps(turn: Mapping[str, Any], before: int) -> list[dict[str, Any]]:
@@ -121,7 +133,9 @@ def _answer(turn: Mapping[str, Any], row: Mapping[str, Any], before: int) -> dic
             | ({"extra": {"error": call["error"], "raw": call["raw"]}} if call["error"] else {})
             for call in turn["calls"]
         ]
-    tokens = row["tokens"]
+    source = _source(turn)
+    found |= {name: source[name] for name in ("metrics", "reasoning_effort") if name in source}
+    tokens = None if row["kind"] == KIND else row["tokens"]
     if tokens is not None:
         span = range(turn["start"], turn["end"])
         sampled = [place for place in span if tokens["origin"][place] == Origin.MODEL]

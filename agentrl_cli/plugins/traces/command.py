@@ -104,12 +104,16 @@ def _add(files: list[Path], as_json: bool, path: Path) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(path) as store:
-        found = [episode for file in files for episode in read_file(file, store)]
-    _report(found, as_json, path)
+        [before] = store.select("SELECT count(*) FROM episodes")
+        found = [*dict.fromkeys(one for file in files for one in read_file(file, store))]
+        [after] = store.select("SELECT count(*) FROM episodes")
+    new = after[0] - before[0]
+    _report(found, as_json, path, "" if new == len(found) else f", {new} of them new,")
 
 
-def _report(found: list[str], as_json: bool, path: Path) -> None:
+def _report(found: list[str], as_json: bool, path: Path, new: str = "") -> None:
     if as_json:
         echo_json({"episodes": found, "db": path})
     else:
-        narrate(f"{len(found)} episodes in {path}: agentrl ls --db {path}")
+        count = f"{len(found)} episode{'s' * (len(found) != 1)}{new}"
+        narrate(f"{count} in {path}: agentrl ls --db {path}")

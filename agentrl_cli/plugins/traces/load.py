@@ -16,7 +16,7 @@ from agentrl_cli._version import __version__
 from agentrl_cli.errors import DataError
 from agentrl_cli.plugins.traces import atif_read
 from agentrl_cli.plugins.traces.atif_read import Whole
-from agentrl_cli.plugins.traces.messages import messages_in
+from agentrl_cli.plugins.traces.messages import KNOWN, ROLES, messages_in
 from agentrl_cli.plugins.traces.sessions import session_of, trace_of
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
 from agentrl_cli.plugins.traces.trace import (
@@ -98,9 +98,9 @@ def traces(path: Path, note: Note) -> Iterator[Found]:
                 session = name
                 sessions.setdefault(name, []).append(value)
             elif isinstance(value, dict) and isinstance(value.get("messages"), list):
-                yield _row(value)
+                yield _row(value, place, note)
             else:
-                note(f"{place} is left out: it is not a trace of a known form.")
+                note(f"{place} is left out: {_refuse(value)}.")
         except ERRORS as error:
             note(f"{place} is left out: {say(error)}.")
     yield from traces_of(spans, note)
@@ -130,11 +130,24 @@ def _add(spans: dict[str, list[Span]], record: Any, place: str, note: Note) -> N
     return spans.setdefault(span.trace, []).append(span)
 
 
-def _row(value: dict[str, Any]) -> Trace:
+def _refuse(value: Any) -> str:
+    """Return why a value is not a trace."""
+    if isinstance(value, dict) and (version := value.get("schema_version")):
+        return f"its schema_version is {str(version)[:40]!r}, and ATIF-v1 is read"
+    if isinstance(value, dict) and isinstance(value.get("steps"), list):
+        return "it has steps, but no schema_version, such as 'ATIF-v1.7'"
+    return "it is not a trace of a known form"
+
+
+def _row(value: dict[str, Any], place: str, note: Note) -> Trace:
     """Return a row {"messages", "tools", "reward" or "score"} as a trace."""
     found = Trace(value, [[Said(one) for one in messages_in(value["messages"])]])
-    found.reward = atif_read.reward_in(value)
+    found.reward = atif_read.reward_in(place, note, value)
     found.tools = [one for one in value.get("tools") or () if isinstance(one, dict)]
+    for one in value["messages"]:
+        role = one.get("role") if isinstance(one, dict) else None
+        if role is not None and role not in (*KNOWN, *ROLES):
+            note(f"{place}: the role {str(role)[:40]!r} is not known, and taken as user.")
     return found
 
 

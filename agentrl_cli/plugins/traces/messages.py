@@ -100,13 +100,15 @@ def call_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str):
         raise ValueError("a call has no name")
     found = function.get("arguments", function.get("input"))
+    error = {}
     if isinstance(found, str):
         try:
             found = parse_json(found)
         except ValueError:
+            error = {"error": "its arguments are not JSON"} if "arguments" in function else {}
             found = {"input": found}
     arguments = found if isinstance(found, dict) else {} if found is None else {"input": found}
-    return tool_call(name, arguments, _text(given.get("id", given.get("call_id"))))
+    return tool_call(name, arguments, _text(given.get("id", given.get("call_id")))) | error
 
 
 def answer_of(given: Mapping[str, Any]) -> Message:

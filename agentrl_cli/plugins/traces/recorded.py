@@ -20,6 +20,7 @@ from agentrl_cli.errors import DataError, UsageError
 from agentrl_cli.plugins.traces.load import traces
 from agentrl_cli.plugins.traces.trace import (
     UNANSWERED,
+    Note,
     Said,
     Trace,
     episode_of,
@@ -61,19 +62,8 @@ def add(draft: Any, name: str) -> None:
     """Add the requests of a file's traces to a new pack. Raises UsageError where nothing says what is right."""
     file, _, query = name.partition("?")
     least, unscored = _options(query)
-    if not Path(file).expanduser().is_file():
-        raise UsageError(f"No such file: {file}.", hint="agentrl init NAME --from traces:FILE")
-    episodes: list[tuple[Trace, float | None]] = []
-    for found in traces(Path(file).expanduser(), draft.notes.append):
-        one = found if isinstance(found, Trace) else _as_trace(found[0])
-        graded = one.reward is not None and isfinite(one.reward)
-        episodes.append((one, one.reward if graded else None))
+    episodes = _graded(file, unscored, draft.notes.append)
     scores = [score for _, score in episodes if score is not None]
-    without = len(episodes) - len(scores)
-    if without and not unscored:
-        raise UsageError(
-            f"{without} of {len(episodes)} traces have no score. Are they right?", hint=ASK
-        )
     best, answers, schemas = max(scores, default=1.0), list[Any](), dict[str, Any]()
     if least is None:
         least = best if best > 0 else inf
@@ -114,6 +104,23 @@ def add(draft: Any, name: str) -> None:
     draft.files["task.py"] = TASK.encode()
     record = {"tools": [*schemas.values()], "answers": answers}
     draft.files["recorded.json"] = json.dumps(record, ensure_ascii=False, indent=1).encode()
+
+
+def _graded(file: str, unscored: str, note: Note) -> list[tuple[Trace, float | None]]:
+    """Return the traces of a file with their scores. Raises UsageError if some have none."""
+    if not Path(file).expanduser().is_file():
+        raise UsageError(f"No such file: {file}.", hint="agentrl init NAME --from traces:FILE")
+    episodes: list[tuple[Trace, float | None]] = []
+    for found in traces(Path(file).expanduser(), note):
+        one = found if isinstance(found, Trace) else _as_trace(found[0])
+        graded = one.reward is not None and isfinite(one.reward)
+        episodes.append((one, one.reward if graded else None))
+    without = sum(score is None for _, score in episodes)
+    if without and not unscored:
+        raise UsageError(
+            f"{without} of {len(episodes)} traces have no score. Are they right?", hint=ASK
+        )
+    return episodes
 
 
 def _options(query: str) -> tuple[float | None, str]:
@@ -192,7 +199,7 @@ def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
         before = turn.index - 1 if turn.parent is None else turn.parent
         calls = turns[before].calls if before != ROOT else ()
         for call, result in zip(calls, turn.results, strict=False):
-            if result.error == UNANSWERED:
+            if result.error == UNANSWERED or call.error:
                 continue
             arguments = call.arguments or {}
             answers.append([call.name, arguments, result.text, result.error])

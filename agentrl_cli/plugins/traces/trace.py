@@ -38,6 +38,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 """Raised by a value that is not of the form that it seems to have."""
+ABOUT = "source"
 UNANSWERED = "unanswered"
 """The error of a call whose answer is missing while a later one has its own."""
 
@@ -51,6 +52,8 @@ class Said:
     seconds: float = 0.0
     error: str | None = None
     model: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Other facts of its source, such as its usage, which its message keeps under `ABOUT`."""
 
 
 @dataclass(slots=True)
@@ -129,7 +132,7 @@ def episode_of(trace: Trace) -> Episode:
 
 
 def encode_text(role: str, messages: Iterable[Message]) -> Tokens:
-    """Return a turn's text as tokens of the bundled tokenizer; nobody sampled them."""
+    """Return a turn's text as tokens of the bundled tokenizer, which were not sampled."""
     ids = tokenizer().encode(_text(messages)[:LONGEST])
     return Tokens.from_ids(ids, [ORIGINS.get(role, Origin.FORCED)] * len(ids))
 
@@ -150,7 +153,7 @@ def _turn(
     index: int, parent: int, role: str, group: list[Said], turns: Sequence[Turn], count: int
 ) -> Turn:
     start = turns[-1].end if turns else 0
-    messages = tuple(one.message for one in group)
+    messages = tuple(one.message | ({ABOUT: one.about} if one.about else {}) for one in group)
     turn = Turn(index, role, messages, start, start + count, parent=parent)
     turn = replace(turn, started=group[0].at, seconds=max(0.0, group[0].seconds))
     if parent == index - 1:
@@ -198,6 +201,7 @@ def calls_of(message: Message) -> tuple[ToolCall, ...]:
             call["function"]["name"],
             call["function"]["arguments"],
             dumps(call["function"]),
+            call.get("error"),
         )
         for call in message.get("tool_calls", ())
     )

@@ -15,8 +15,8 @@ import pytest
 
 from agentrl_cli.plugins.traces.atif_read import read
 from agentrl_cli.plugins.traces.atif_write import trajectory
-from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES, load
-from agentrl_cli.plugins.traces.trace import tokenizer
+from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES, load, traces
+from agentrl_cli.plugins.traces.trace import UNANSWERED, Trace, episode_of, tokenizer
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import (
@@ -251,7 +251,7 @@ ASK = {
     "message": "Fix the \x1b[31mtest",
     "timestamp": "2026-10-05T12:00:00Z",
 }
-CALL = {
+CALL: dict[str, Any] = {
     "step_id": 2,
     "source": "agent",
     "message": "Looking.",
@@ -295,11 +295,77 @@ def test_replay_of_a_foreign_file(cli: Cli, tmp_path: Path) -> None:
         [0, 1, 2, 6],
     ]
     assert found["turns"][1]["calls"][0]["arguments"] == {"cmd": "ls"}
-    assert found["turns"][1]["seconds"] == 3.0 or found["turns"][0]["seconds"] == 2.0
-    assert found["n_model_tokens"] == 0 if "n_model_tokens" in found else True
+    spent = [
+        (turn["seconds"], *(one["seconds"] for one in turn["results"])) for turn in found["turns"]
+    ]
+    assert not any(
+        sum(spent, ())
+    )  # the file says when steps began, and of nothing how long it took
+    assert [turn["started"] for turn in found["turns"][:2]] == [1791201600.0, 1791201602.0]
     assert not (tmp_path / "runs").exists()
     cli("replay", "trajectory.json", "--svg", "shot.svg")
     assert "bash" in (tmp_path / "shot.svg").read_text()
+
+
+USED = {"prompt_tokens": 120, "completion_tokens": 40, "cost_usd": 0.002, "cached_tokens": "many"}
+
+
+def test_what_a_foreign_file_says_of_itself_is_kept(cli: Cli, tmp_path: Path) -> None:
+    """Agent, session, usage and cost go out as they came; nothing is counted in place of what is missing."""
+    inner = foreign([{**ASK, "message": "Look it up."}, {**DONE, "step_id": 2}])
+    inner["agent"]["name"] = "helper"
+    steps = [ASK, {**CALL, "metrics": USED, "reasoning_effort": "high"}, DONE]
+    totals = {"total_prompt_tokens": 120, "total_cost_usd": 0.002, "extra": {"reward": 1}}
+    given = foreign(steps, subagent_trajectories=[inner], final_metrics=totals, notes="by hand")
+    (tmp_path / "t.json").write_text(json.dumps(given))
+    cli("import", "atif", "t.json", "t.json", "--db", "s.db", said="1 episode in")
+    cli("import", "atif", "t.json", "--db", "s.db", said="1 episode, 0 of them new, in")
+    cli("export", "--db", "s.db", "--format", "atif", "-o", "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    valid(found)
+    assert found["agent"] == given["agent"] and (found["session_id"], found["notes"]) == (
+        "s",
+        "by hand",
+    )
+    step, done = [one for one in found["steps"] if one["source"] == "agent"]
+    assert step["metrics"] == {key: USED[key] for key in USED if key != "cached_tokens"}
+    assert step["reasoning_effort"] == "high" and "metrics" not in done
+    assert found["final_metrics"] == {key: totals[key] for key in totals if key != "extra"}
+    assert found["subagent_trajectories"][0]["agent"]["name"] == "helper"
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "version": ({"schema_version": "ATIF-v9.0"}, "its schema_version is 'ATIF-v9.0'"),
+    "none": ({"schema_version": None}, "no schema_version"),
+    "id": ({"steps": [{**ASK, "step_id": 9}, DONE]}, "steps[1]: its step_id is not above the one before: '3'"),
+    "time": ({"steps": [{**ASK, "timestamp": "yesterday"}]}, "not a time: 'yesterday'"),
+    "calls": ({"steps": [{**CALL, "tool_calls": CALL["tool_calls"] * 2}]}, "two calls have one id: 'c1'"),
+    "answer": (
+        {"steps": [{**CALL, "observation": {"results": [{"source_call_id": "nope", "content": "x"}]}}]},
+        "it answers a call that it does not make: 'nope'",
+    ),
+    "agent": (
+        {"steps": [{**CALL, "observation": {"results": [{"subagent_trajectory_ref": [{"trajectory_id": "ghost"}]}]}}]},
+        "its sub-agent is not in the file: 'ghost'",
+    ),
+    "empty": ({"steps": [], "extra": {"reward": 1}}, "has no step that can be read"),
+    "source": ({"steps": [{**ASK, "source": "robot"}, DONE]}, "its source is 'robot'"),
+    "reward": ({"extra": {"reward": "1"}}, "the reward '1' is not a number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(tmp_path: Path, name: str) -> None:
+    given, said = MISTAKES[name]
+    (tmp_path / "x.json").write_text(json.dumps(foreign([ASK, DONE]) | given))
+    problems: list[str] = []
+    found = [*traces(tmp_path / "x.json", problems.append)]
+    assert len(problems) == 1 and said in problems[0]
+    assert len(found) == (name not in ("version", "none", "empty"))
+    if name == "answer":
+        assert isinstance(found[0], Trace)
+        results = episode_of(found[0]).turns[-1].results
+        assert [(one.text, one.error) for one in results] == [("", UNANSWERED), ("x", None)]
 
 
 def deep(levels: int) -> str:

@@ -409,6 +409,13 @@ def test_failed_tools_without_call_ids(cli: Cli, tmp_path: Path, name: str) -> N
     assert found == [("e3", 1.5), ("e5", 1.5)][: 1 if name == "langfuse" else 2]
 
 
+def test_arguments_that_are_not_json(cli: Cli, tmp_path: Path) -> None:
+    broken = {"id": "c1", "function": {"name": "look", "arguments": "{bad"}}
+    write(tmp_path / "x.jsonl", [{"messages": [CHAT[1], {**CHAT[2], "tool_calls": [broken]}]}])
+    [call] = cli.json("replay", "x.jsonl")["turns"][1]["calls"]
+    assert call["error"] == "its arguments are not JSON"
+
+
 def test_a_failed_tool_of_a_session(tmp_path: Path) -> None:
     lines = claude()
     lines[-3]["message"]["content"][0]["is_error"] = True
@@ -426,7 +433,8 @@ HOSTILE: dict[str, tuple[str, str, int]] = {
     "cut": (export(span(1, **{"gen_ai.input.messages": '[{"role":"user"'})), "damaged or cut", 0),
     "shape": ('{"resourceSpans": [{"scopeSpans": 7}]}', "x.jsonl is left out", 0),
     "call": (json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}), "a call has no name", 0),
-    "role": (json.dumps({"messages": [{"role": "\x1b[2J", "content": "a"}]}), "", 1),
+    "role": (json.dumps({"messages": [{"role": "robot", "content": "a"}]}), "the role 'robot' is not known", 1),
+    "score": (json.dumps({"messages": CHAT, "score": "1"}), "the score '1' is not a number", 1),
     "only a circle": (
         "\n".join(
             json.dumps({"type": "user", "uuid": a, "parentUuid": b, "sessionId": "s", "message": {"content": "x"}})

@@ -73,6 +73,15 @@ async def test_traces_in_pieces(
     assert sorted(str(row["reward"]) for row in rows) == ["1.0", "None", "None"]
 
 
+async def test_a_root_that_comes_first(inbox: tuple[Inbox, str, list[str]]) -> None:
+    """Its trace waits for its messages."""
+    found, url, said = inbox
+    await post(url, export({**span(1, reward=1.0), "traceId": "a" * 32}))
+    assert (await post(url, export(chat(2, "a" * 32, parentSpanId="1" * 16)))).json() == {}
+    found.write()
+    assert len(found.ids) == 1 and not said
+
+
 async def test_a_store_that_cannot_be_written_loses_nothing(
     inbox: tuple[Inbox, str, list[str]],
 ) -> None:

@@ -96,7 +96,7 @@ def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) ->
 
 
 async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> None:
-    """Answers follow their calls; the best score of 0 is no solution; ?score= sets the least one."""
+    """Answers follow their calls; a best score of 0 makes none a task; ?score= sets the least one."""
     rows: list[dict[str, Any]] = []
     for number in range(12):
         calls = [
