@@ -98,6 +98,7 @@ def _try(
     from agentrl_cli.reports.findings import reasons
     from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
+    from agentrl_cli.tasks import load_pack
     from agentrl_cli.trainer.metrics import step_metrics
 
     name = model or context.config.model.name
@@ -121,7 +122,10 @@ def _try(
     # the rollouts as a step that trained on them
     step = {**step_metrics(list(groups.values()), {}), "step": 1, "facts/trained": trained}
     with Store.open(context.db, readonly=True) as store:
-        cause = first_fault(diagnose(read_evidence(store, run, [step])))
+        evidence = read_evidence(store, run, [step])
+    rows = load_pack(Path(result["folder"])).tasks(config.task.split_train)  # not only those tried
+    known = {**evidence.tasks, **{task.id: task for task in rows}}
+    cause = first_fault(diagnose(dataclasses.replace(evidence, tasks=known)))
     if not as_json:
         solved = f"{name} solved {found.solved} of {found.rollouts} rollouts ({found.tasks} tasks)"
         failed = ", ".join(f"{text} {number}×" for text, number, _ in reasons(episodes)[:4])

@@ -52,6 +52,8 @@ imports nothing of agentrl, which is being imported. The kinds:
                 and the JSON of `agentrl why EPISODE@t2.31`
     exports     name of a format of `agentrl export` to a function (store, episode ids, masked) that yields its lines
     observers   name to a function (config) that returns what gets each episode that ended, or None (`rollout.recorder`)
+    call_observers  name to a function (config) that returns what gets each call of a tool server when it is answered
+                (session, `ToolCall`, `ToolResult`, begin), or None
     watchers    name to a function (config) that returns a hook of every run, or None
     readers     name to a function (path, store) that adds the episodes of a file to a store, all or none, and returns
                 their ids and sentences on what was left out; None for a file that is not of its kind

@@ -24,6 +24,8 @@ SHOWN = 8
 """Episodes of a step that are drawn, those that end last."""
 ONE_CORE = 1.4
 """CPU seconds a second below which a step leaves a second core idle."""
+IMPORTED = "import"
+"""Kind of episodes that another program made: no setting here shortens them."""
 SMALL = 0.02
 """Share of the whole below which waiting has no line of its own."""
 
@@ -96,6 +98,8 @@ def _between(
     later = [one.started for one, before in both if before == turn.index and one.started]
     end = max(min([turn.started, *later]), at)
     took = sum(result.seconds for result in turn.results)
+    if took and episode.kind == IMPORTED:  # spans of others say when a tool began
+        end = max(end, min([turn.started + took, *later]))
     calls = Counter(call.name for call in episode.turns[parent].calls) if parent >= 0 else {}
     names = ", ".join(f"{n}×{name}" if n > 1 else name for name, n in calls.items())
     word = f"{turn.index} {names or turn.role}"
@@ -131,9 +135,8 @@ def of_episode(store: Store, episode: Episode) -> Waterfall:
     rows = [(f"{f'b{s.branch} ' * many}{s.label}", (s,)) for s in spans
             if s.kind != "waiting" or s.seconds >= SMALL * seconds]  # fmt: skip
     config = store.runs.get(episode.run_id).config if episode.run_id else {}
-    return Waterfall(
-        f"episode {episode.id}", seconds, spans, totals, rows, *_shorten(totals, spans, config)
-    )
+    advice = ("", "") if episode.kind == IMPORTED else _shorten(totals, spans, config)
+    return Waterfall(f"episode {episode.id}", seconds, spans, totals, rows, *advice)
 
 
 def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
@@ -303,4 +306,4 @@ def waterfall_lines(one: Waterfall, width: int) -> list[str]:
         lines.append(
             f" {label[:name]:<{name}} │{''.join(cells)}│ {sum(span.seconds for span in spans):7.2f} s"
         )
-    return [*lines, f" {one.advice}", f" {one.command}"]
+    return [*lines, *(f" {text}" for text in (one.advice, one.command) if text)]

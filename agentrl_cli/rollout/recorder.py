@@ -78,9 +78,9 @@ class StoreRecorder(Recorder):
                 log.exception("the episode %s could not be observed", episode.id)
 
 
-def make_observers(config: Any) -> list[Observer]:
-    """Return the observers that plugins make of a configuration. Raises UsageError."""
-    made = (resolve("observers", {}, name)(config) for name in offers("observers"))
+def make_observers(config: Any, kind: str = "observers") -> list[Any]:
+    """Return the observers that plugins make of a configuration, of episodes or of another kind. Raises UsageError."""
+    made = (resolve(kind, {}, name)(config) for name in offers(kind))
     return [one for one in made if one is not None]
 
 

@@ -297,7 +297,8 @@ async def listening(app: ASGIApp, host: str, port: int, **options: Any) -> Async
             sock.bind((host, port))
         except OSError as error:
             raise UsageError(
-                f"Cannot listen on {host}:{port}: {error.strerror}.", hint="Take another --port."
+                f"Cannot listen on {host}:{port}: {error.strerror}.",
+                hint="Take another port; 0 takes a free one.",
             ) from error
         async with answering(app, sock, **options):
             name = f"[{host}]" if ":" in host else host

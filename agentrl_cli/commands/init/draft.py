@@ -146,8 +146,9 @@ def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
     }
     head = (
         "# The pack: what it is about, its tools, and what counts. docs/tasks.md has every key.\n"
-        "# Tools run in this process: `sandbox: true` and the tool run_python are for a model's own code.\n"
     )
+    if not spec["sandbox"]:
+        head += "# Tools run in this process: `sandbox: true` and the tool run_python are for a model's own code.\n"
     return head + yaml.safe_dump(
         spec, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import PackOption, ProjectOption, echo, open_project, packs_of
+from agentrl_cli.commands.options import ForceOption
 from agentrl_cli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def command(
     count: Annotated[
         int | None, typer.Option("--tasks", "-n", min=1, help="At most so many.")
     ] = None,
+    force: ForceOption = False,
     project: ProjectOption = None,
 ) -> None:
     """Write tasks as Harbor folders: task.toml, instruction.md, environment/, solution/, tests/.
@@ -43,17 +45,24 @@ def command(
                 f"The pack {one.name} is not graded by a script tests/test.sh, which Harbor runs.",
                 hint="docs/formats.md#harbor: rewards/script.py grades by one, as in swe-task.",
             )
-        for folder in asyncio.run(_write(one, tasks, context.config.sandbox, out.expanduser())):
-            echo(str(folder))
+        folders = [
+            out.expanduser() / f"{one.name}-{task.split}-{number:04d}"
+            for number, task in enumerate(tasks)
+        ]
+        if (old := next((path for path in folders if path.exists()), None)) and not force:
+            raise UsageError(f"{old} exists already.", hint="--force overwrites its files.")
+        asyncio.run(_write(one, tasks, context.config.sandbox, folders))
+        echo("\n".join(map(str, folders)))
 
 
-async def _write(pack: Pack, tasks: list[Task], settings: SandboxConfig, out: Path) -> list[Path]:
+async def _write(
+    pack: Pack, tasks: list[Task], settings: SandboxConfig, folders: list[Path]
+) -> None:
     """Write the tasks of a pack. Raises DataError if the set-up code of one fails."""
     from agentrl_cli.sandbox import Sandbox
 
-    found = []
     async with await Sandbox.open(settings) as sandbox:
-        for number, task in enumerate(tasks):
+        for folder, task in zip(folders, tasks, strict=True):
             opening = pack.open_session(sandbox, 0)
             assert opening is not None
             session = await opening()
@@ -65,10 +74,7 @@ async def _write(pack: Pack, tasks: list[Task], settings: SandboxConfig, out: Pa
                 files = {path: await session.read(path) for path in entries}
             finally:
                 await session.close()
-            folder = out / f"{pack.name}-{task.split}-{number:04d}"
             _put(folder, task, files)
-            found.append(folder)
-    return found
 
 
 def _put(folder: Path, task: Task, files: dict[str, bytes]) -> None:

@@ -7,6 +7,7 @@ that needs an image of its own is left out, by name, and so is one that cannot b
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -44,11 +45,8 @@ def add(draft: Any, name: str) -> None:
     base = Path(name).expanduser()
     if not base.is_dir():
         raise NotFound(f"{base} is not a folder.", hint="agentrl init NAME --from harbor:FOLDER")
-    found = (
-        [base]
-        if (base / "task.toml").is_file()
-        else sorted(one.parent for one in base.glob("*/task.toml"))
-    )
+    inside = sorted(one for one in base.glob("[!.]*") if one.is_dir())
+    found = [base] if (base / "task.toml").is_file() or not inside else inside
     rows, left = [], []
     for folder in found:
         try:
@@ -81,6 +79,9 @@ def row_of(folder: Path) -> dict[str, Any]:
     tests = dict(_copied(folder, "tests", PurePosixPath()))
     if "test.sh" not in tests:
         raise DataError(f"{folder} has no tests/test.sh.")
+    timeout = float(spec.get("verifier", {}).get("timeout_sec", 600))
+    if not 0 < timeout < math.inf:
+        raise DataError(f"timeout_sec = {timeout:g}")
     solution = folder / "solution" / "solve.sh"
     return {
         "id": folder.name,
@@ -89,7 +90,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         "setup": _setup(folder, lines, root),
         "tests": {path: text for path, (text, _) in tests.items()},
         "root": root,
-        "timeout": float(spec.get("verifier", {}).get("timeout_sec", 600)),
+        "timeout": timeout,
         "solution": _text(folder, "solution/solve.sh") if solution.exists() else "true",
     }
 

@@ -55,7 +55,10 @@ class PackEnvironment:
         self.close()
         if not (rows := self._tasks.get(split)):
             raise ValueError(f"There are no tasks in {split!r}; splits: {', '.join(self._tasks)}.")
-        task = rows[(seed or 0 if index is None else index) % len(rows)]
+        place = seed or 0 if index is None else index
+        if not isinstance(place, int):
+            raise ValueError(f"`seed` and `index` are whole numbers, not {place!r:.40}.")
+        task = rows[place % len(rows)]
         self._loop = asyncio.get_running_loop()
         self._played = Played(self._context, self._context.packs[task.pack], Job(task, seed or 0))
         messages, ended = await self._played.hear()

@@ -45,6 +45,11 @@ class OpenEnv:
     """An environment by its address."""
 
     def __init__(self, config: dict[str, Any]) -> None:
+        os.environ["WEBSOCKETS_MAX_REDIRECTS"] = "1"  # attempts, so that it follows none
+        from websockets.exceptions import ConnectionClosed
+        from websockets.sync.client import connect
+
+        self.connect, self.closed = connect, ConnectionClosed
         self.name, self.score = str(config["package"]).rstrip("/"), config["score"]
         options = dict(config["options"])
         self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
@@ -68,6 +73,8 @@ class OpenEnv:
             self.act = _act(self.action)
         except (*WRONG, OSError, http.client.HTTPException) as error:
             why = said.read() or error
+            if getattr(error, "code", 0) == 401:
+                why = f"{why}; export OPENENV_TOKEN=… with its token"
             raise ValueError(f"{self.name} does not answer as an OpenEnv server: {why}") from error
 
     def open(self, sample: int) -> World:
@@ -111,14 +118,10 @@ class World:
     """One episode. `reward` is the sum of the environment's; with `score: last` the last one."""
 
     def __init__(self, env: OpenEnv, seed: int) -> None:
-        os.environ["WEBSOCKETS_MAX_REDIRECTS"] = "1"  # attempts, so that it follows none
-        from websockets.exceptions import ConnectionClosed
-        from websockets.sync.client import connect
-
-        self._closed = ConnectionClosed
+        self._closed = env.closed
         self._env, self._total, self._last = env, 0.0, 0.0
         self._graded = False
-        self._socket = connect(
+        self._socket = env.connect(
             f"ws{env.url.removeprefix('http')}/ws",
             max_size=LARGEST,
             open_timeout=env.patience,

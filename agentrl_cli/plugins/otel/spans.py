@@ -15,7 +15,7 @@ from agentrl_cli.errors import MissingDependency, UsageError, describe_error
 from agentrl_cli.hooks import Hook
 from agentrl_cli.hooks.loggers import finite
 from agentrl_cli.store.codec import dumps
-from agentrl_cli.types import Episode, Message, Turn
+from agentrl_cli.types import Episode, Message, ToolCall, ToolResult, Turn
 from agentrl_cli.types.branches import path_to
 from agentrl_cli.types.content import content_text
 from agentrl_cli.types.masking import mask
@@ -32,6 +32,13 @@ def observer(config: Any) -> Callable[[Episode], None] | None:
         hint = f"export {ADDRESSES[0]}=http://127.0.0.1:4318"
         raise UsageError("telemetry.spans has no collector to send to.", hint=hint)
     return partial(send, tracer(), content=config.telemetry.content)
+
+
+def call_observer(config: Any) -> Callable[[str, ToolCall, ToolResult, float], None] | None:
+    """Return a function that sends a served call; None if the settings want none. Raises as `observer`."""
+    if observer(config) is None:
+        return None
+    return partial(send_call, tracer(), content=config.telemetry.content)
 
 
 def watcher(config: Any) -> Steps | None:
@@ -160,12 +167,27 @@ def _tools(episode: Episode, turn: Turn, content: bool) -> Iterable[Part]:
     parent = episode.parents[turn.index]
     calls = episode.turns[parent].calls if parent >= 0 else ()
     for call, result in zip(calls, turn.results, strict=False):
-        given = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
-        given |= {"gen_ai.tool.call.id": call.id, "gen_ai.tool.type": "function"}
-        if content:
-            given["gen_ai.tool.call.arguments"] = dumps(mask(call.arguments))
-            given["gen_ai.tool.call.result"] = mask(result.text)
-        yield f"execute_tool {call.name}", result.seconds, given, result.error or ""
+        yield _tool(call, result, content)
+
+
+def _tool(call: ToolCall, result: ToolResult, content: bool) -> Part:
+    given = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
+    given |= {"gen_ai.tool.call.id": call.id, "gen_ai.tool.type": "function"}
+    if content:
+        given["gen_ai.tool.call.arguments"] = dumps(mask(call.arguments))
+        given["gen_ai.tool.call.result"] = mask(result.text)
+    return f"execute_tool {call.name}", result.seconds, given, result.error or ""
+
+
+def send_call(
+    tracer: Any, session: str, call: ToolCall, result: ToolResult, at: float, *, content: bool
+) -> None:
+    """Send a call that a tool server answered, as a trace of its own."""
+    title, seconds, given, error = _tool(call, result, content)
+    given["gen_ai.conversation.id"] = session
+    span = tracer.start_span(title, start_time=_ns(at), attributes=given)
+    _fail(span, error)
+    span.end(_ns(at + seconds))
 
 
 def _message(said: Message, turn: Turn) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def otlp(
     """
     path = find_db(project, db, must_exist=False)
     if (listen is None) == (not files):
-        raise UsageError("Files are needed, or --listen.", hint="agentrl import otlp --listen 4318")
+        raise UsageError(
+            "Files are needed, or --listen, not both.", hint="agentrl import otlp --listen 4318"
+        )
     if listen is None:
         _add(files or [], as_json, path)
         return

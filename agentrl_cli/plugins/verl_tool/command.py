@@ -116,12 +116,12 @@ def serve(
         raise UsageError(
             "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
         )
-    context = open_project(project, None, config, sets, required=False)
+    context, wire = _open(project, config, sets)
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     names = {"localhost", host, gethostname(), *(allow_host or ())}
     where = {"host": host, "port": port, "token": secret, "names": names}
     packs = packs_of(context, pack)
-    if wire := next((name for name, value in plugin_settings().items() if value is True), ""):
+    if wire:
         if mcp or socket is not None:
             raise UsageError(f"--{wire} goes without --mcp and --socket.")
         wired = _serve_wire(wire, context, [*packs.values()], {**where, "most": max_calls})
@@ -133,6 +133,14 @@ def serve(
     way = "stdio" if stdio else "http" if mcp else ""
     serving = _serve(context, tools, path, options, parser, where, socket, idle, sessions, way)
     return asyncio.run(serving)
+
+
+def _open(project: Path | None, config: Any, sets: Any) -> tuple[Context, str]:
+    """Return the project with the settings of plugins' options, and the wire that one of them names."""
+    flags = plugin_settings()
+    settings = {name: value for name, value in flags.items() if "." in name}
+    wire = next((name for name in flags if flags[name] and name not in settings), "")
+    return open_project(project, None, config, sets, settings, required=False), wire
 
 
 async def _serve_wire(wire: str, context: Context, packs: list[Any], where: dict[str, Any]) -> None:
@@ -215,6 +223,7 @@ async def open_server(
     from agentrl_cli.plugins.verl_tool.app import ToolServer
     from agentrl_cli.plugins.verl_tool.journal import Journal
     from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
+    from agentrl_cli.rollout.recorder import make_observers
     from agentrl_cli.sandbox import Sandbox
 
     imports = {name for tool in tools.values() for name in tool.imports}
@@ -238,6 +247,7 @@ async def open_server(
         trajectories = Trajectories(
             list(tools.values()), book, open_session=session, limits=limits, sessions=sessions
         )
+        trajectories.observers = make_observers(context.config, "call_observers")
         try:
             yield ToolServer(trajectories, syntax, **options)
         finally:

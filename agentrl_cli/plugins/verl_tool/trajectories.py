@@ -71,6 +71,8 @@ class Trajectories:
         self._open_session = open_session
         self._limits = limits or RolloutConfig()
         self._sessions = sessions or {}
+        self.observers: Sequence[Callable[[str, ToolCall, ToolResult, float], None]] = ()
+        """Get each answered call: trajectory, call, result, begin."""
         self._live: dict[str, _Live] = {}
         self._cache: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
@@ -209,7 +211,7 @@ class Trajectories:
     async def _run(self, live: _Live, entry: Entry) -> dict[str, Any]:
         tool = self.tools[entry.name]
         key = json.dumps([entry.name, entry.arguments], sort_keys=True) if tool.pure else ""
-        answer = self._cache.get(key)
+        answer, started = self._cache.get(key), time.time()
         if answer is None:
             try:
                 result = await live.env.call(_tool_call(entry.name, entry.arguments))
@@ -224,6 +226,11 @@ class Trajectories:
             if len(self._cache) > CACHE:
                 self._cache.popitem(last=False)
         self.journal.finish(entry.number, answer)
+        said, seconds = answer["result"], time.time() - started
+        for observe in self.observers:
+            call = ToolCall(entry.key, entry.name, dict(entry.arguments), "")
+            found = ToolResult(said["text"], error=said["error"], seconds=seconds)
+            observe(entry.trajectory, call, found, started)
         self.counts[entry.name, answer["result"]["error"] or "ok"] += 1
         live.used = time.monotonic()
         return answer

@@ -19,7 +19,7 @@ def num(value: float | None, spec: str = "+.2f") -> str:
     """Return a number or `-` for None and NaN."""
     if value is None or not math.isfinite(value):
         return "-"
-    return format(value, spec)
+    return format(value, spec) if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def clip(text: str, width: int) -> str:

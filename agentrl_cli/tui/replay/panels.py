@@ -125,8 +125,10 @@ def turn_lines(
             kind += (" !call" if bad else " +tool") * bool(turn.calls) + " ERR" * failed
             kind = before[turn.index] + kind
         sampled = "trained" if view.episode.fact == "trained" else "sampled"
-        mask = sampled if block.role == "assistant" else "context"
-        mask = mask if width >= 27 else {"context": ".", "trained": "T", "sampled": "s"}[mask]
+        own = view.tokens.trained_mask[block.start : block.end].any() or not len(block)
+        mask = (sampled if own else "forced") if block.role == "assistant" else "context"
+        short = {"context": ".", "trained": "T", "sampled": "s", "forced": "f"}
+        mask = mask if width >= 27 else short[mask]
         row = f"{'>' if here else ' '}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"
         off = "dim strike" if block.number in hidden else FAINT * (block.role != "assistant")
         lines.append(Text(row[:width], HERE if here else off, no_wrap=True))

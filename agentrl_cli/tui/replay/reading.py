@@ -63,6 +63,8 @@ def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, li
     """Yield the parts of a turn: (number of the folded value, lines)."""
     show = markdown_lines if turn.role == "assistant" else plain_lines
     for message in turn.messages:
+        if reasoning := str(message.get("reasoning_content") or ""):
+            yield None, [Text(one.plain, FAINT) for one in plain_lines(reasoning, width)]
         text = content_text(message.get("content"))
         value = _json(text)
         if value is not None:

@@ -47,6 +47,8 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     words = ("harbor", "tasks", "--pack", "swe-task", "--split", "test", "-n", "9")
     written_ones = await asyncio.to_thread(cli, *words)  # it has an event loop of its own
     assert len(written_ones.splitlines()) == 9
+    await asyncio.to_thread(cli, *words, code=2, said="--force overwrites")
+    await asyncio.to_thread(cli, *words, "--force")
     first = tmp_path / "tasks" / "swe-task-test-0000"
     found = {path.relative_to(first).as_posix() for path in first.glob("**/*")}
     assert {"task.toml", "instruction.md", "solution/solve.sh", "tests/test.sh"} <= found
@@ -103,6 +105,7 @@ async def test_a_dockerfile_is_played(tmp_path: Path) -> None:
 LEFT: dict[str, tuple[str, bytes]] = {
     "Expected ']'": ("task.toml", b"[metadata"),
     "has no attribute": ("task.toml", b"metadata = 3"),
+    "timeout_sec = -5": ("task.toml", b"[verifier]\ntimeout_sec = -5"),
     "could not convert": ("task.toml", b'[verifier]\ntimeout_sec = "x"'),
     "swe/x:1": ("task.toml", b'[environment]\ndocker_image = "swe/x:1"'),
     "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
@@ -121,10 +124,11 @@ def test_others_load_where_one_cannot(tmp_path: Path, cli: Cli) -> None:
     for number, (name, data) in enumerate(LEFT.values()):
         written(folder := tmp_path / "tasks" / f"bad{number}", HEAD)
         (folder / name).write_bytes(data)
+    (tmp_path / "tasks" / "empty").mkdir()
     written(folder := tmp_path / "tasks" / "link", HEAD)
     (folder / "tests" / "link").symlink_to("/etc/passwd")
     cli("init", "p", "--from", "harbor:tasks", said="link is not a file of the task")
-    for said in LEFT:
+    for said in (*LEFT, "empty/task.toml is not a file"):
         assert said in " ".join(cli.err.split()), said
     pack = load_pack(tmp_path / "p")
     assert [task.id for split in pack.splits() for task in pack.tasks(split)] == ["p/good"]
@@ -132,6 +136,8 @@ def test_others_load_where_one_cannot(tmp_path: Path, cli: Cli) -> None:
 
 def test_what_is_no_task(tmp_path: Path, cli: Cli) -> None:
     cli("init", "p", "--from", "harbor:none", code=2)
+    (tmp_path / "bare").mkdir()
+    cli("init", "p", "--from", "harbor:bare", code=2, said="task.toml is not a file of the task")
     written(tmp_path / "one", DOCKERFILE)
     (tmp_path / "one" / "tests" / "test.sh").unlink()
     cli("init", "p", "--from", "harbor:one", code=2, said="has no tests/test.sh")

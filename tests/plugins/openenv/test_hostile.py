@@ -67,6 +67,8 @@ def schema(connection, request):
         return None
     body = json.dumps({"action": {"properties": [] if mode == "schema" else {}}}).encode()
     body = b"x" * 2**25 if mode == "endless" else body
+    if mode == "closed":
+        return Response(401, "Unauthorized", Headers({"Content-Length": "0"}), b"")
     if mode == "elsewhere":
         return Response(302, "Found", Headers({"Location": "http://127.0.0.1:9/", "Content-Length": "0"}), b"")
     return Response(200, "OK", Headers({"Content-Length": str(len(body))}), body)
@@ -127,6 +129,7 @@ async def test_an_episode_ends_with_a_sentence(
         ("endless", "/schema is longer than"),
         ("elsewhere", "302"),
         ("moved", "redirect"),
+        ("closed", "export OPENENV_TOKEN"),
     ],
 )
 def test_a_project_is_refused_with_a_sentence(

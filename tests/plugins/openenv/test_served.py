@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plugins.openenv.played import UNLIMITED, Played
+from agentrl_cli.plugins.openenv.served import PackEnvironment
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import Pack, load_pack
@@ -193,6 +196,12 @@ async def test_ungraded_is_no_reward() -> None:
     assert ended.outcome is Outcome.ENV_ERROR and not ended.graded
 
 
+async def test_a_seed_is_a_number() -> None:
+    environment = PackEnvironment(None, {"train": [None]})  # type: ignore[arg-type, list-item]
+    with pytest.raises(ValueError, match="are whole numbers, not 'x'"):
+        await environment.reset_async(seed="x")  # type: ignore[arg-type]
+
+
 def iter_once(name: str, arguments: dict[str, Any]) -> Any:
     yield name, arguments
 
@@ -200,6 +209,9 @@ def iter_once(name: str, arguments: dict[str, Any]) -> Any:
 def test_what_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(capsys, project)
     cli("tools", "serve", "--openenv", "--mcp", code=2, said="--openenv goes without --mcp")
+    if importlib.util.find_spec("websockets") is None:
+        words = ("init", "x", "--from", "openenv:http://127.0.0.1:9", "--python", sys.executable)
+        cli(*words, code=3, said="-m pip install websockets")
     try:
         import openenv  # noqa: F401
     except ImportError:

@@ -214,6 +214,30 @@ def test_a_served_session_is_a_span(project: Path) -> None:
     assert sorted(names) == ["chat", "invoke_agent"]
 
 
+@pytest.mark.parametrize("content", ["true", "false"])
+def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
+    """`tools serve --otel` sends each call once, with its session; texts only if they are wanted, masked."""
+    import httpx2
+
+    key, at = "sk-" + "a1" * 20, "calculator"
+    calls = [
+        {"trajectory": content, "key": str(n), "name": at, "arguments": {"expression": text}}
+        for n, text in enumerate(("2+3", key))
+    ]
+    words = ["tools", "serve", "--otel", "--set", f"telemetry.content={content}", "--no-auth"]
+    words += ["--port", "0", "--project", str(project)]
+    with collector() as (address, got), started(address, *words) as url:
+        httpx2.post(f"{url}/v1/open", json={"trajectory": content}, timeout=None)
+        for _ in range(2):  # a retry runs nothing
+            answer = httpx2.post(f"{url}/v1/call", json={"calls": calls}, timeout=None)
+            assert answer.json()["results"][0]["result"]["text"] == "5", answer.text
+    right, wrong = sorted(spans_of(got), key=lambda span: span["is"]["gen_ai.tool.call.id"])
+    assert right["name"] == wrong["name"] == "execute_tool calculator"
+    assert right["is"]["gen_ai.conversation.id"] == content and "error.type" not in right["is"]
+    assert wrong["is"]["error.type"] and key not in json.dumps(got)
+    assert right["is"].get("gen_ai.tool.call.result") == ("5" if content == "true" else None)
+
+
 def test_the_receiver_takes_what_the_sdk_sends(
     agentrl: Callable[..., None],
     project: Path,

@@ -1,6 +1,7 @@
 """Commands that look at imported episodes, which no model of this store sampled, say so."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from agentrl_cli.errors import NotFound
 from agentrl_cli.sft.from_store import choose
 from agentrl_cli.store import Store
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.replay.screen import ReplayScreen
 from tests.helpers.cli import Cli
+from tests.helpers.tui import until_text
 
 
 @pytest.fixture
@@ -17,7 +21,12 @@ def imported(cli: Cli, tmp_path: Path) -> Cli:
     call = {"id": "c", "function": {"name": "look", "arguments": {"q": 1}}}
     said = [
         {"role": "user", "content": "What is it?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Let me see.",
+            "tool_calls": [call],
+        },
         {"role": "tool", "tool_call_id": "c", "content": "4"},
     ]
     rows = []
@@ -48,3 +57,16 @@ def test_what_cannot_run_again_is_said(imported: Cli) -> None:
         imported("replay", "last", *words, code=2)
         assert "Nothing of this episode can run again" in imported.err
     imported("replay", "nosuch.json", code=2, said="No file named 'nosuch.json'")
+
+
+async def test_the_screen_says_forced_and_shows_the_reasoning(
+    imported: Cli, tmp_path: Path
+) -> None:
+    with Store.open(tmp_path / "a.db", readonly=True) as store:
+        id = store.episodes.resolve("last")
+    app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
+    async with app.run_test(size=(120, 40)) as pilot:
+        text = await until_text(pilot, "TURNS")
+        assert re.search(r"\dt forced", text) and not re.search(r"\dt sampled", text)
+        await pilot.press("M")
+        await until_text(pilot, "Let me see.")
