@@ -10,8 +10,6 @@ from typing import Any
 
 from agentrl_cli.commands.options import StoreOptions
 from agentrl_cli.errors import AgentRLError, MissingDependency
-from agentrl_cli.store import Store
-from agentrl_cli.types.masking import mask_text
 
 LONGEST = 12_000
 """Characters of an answer."""
@@ -103,6 +101,8 @@ def _run_id(db: Path, name: str) -> str:
     """Return a run's id: of `show`, `last` is an episode. Raises ToolError."""
     from mcp.server.mcpserver.exceptions import ToolError
 
+    from agentrl_cli.store import Store
+
     try:
         with Store.open(db, readonly=True) as store:
             return store.runs.get(name).id
@@ -112,6 +112,8 @@ def _run_id(db: Path, name: str) -> str:
 
 def _excerpts(printed: str) -> str:
     """Return hits in their lines, masked before they are cut: the end of a key alone looks like none."""
+    from agentrl_cli.types.masking import mask_text
+
     found = []
     for hit in map(json.loads, printed.splitlines()):
         line, at = mask_text(hit["line"]), len(mask_text(hit["line"][: hit["start"]]))
@@ -125,12 +127,14 @@ async def _answer(
     words: list[str],
     offset: int,
     name: str = "",
-    clean: Callable[[str], str] = mask_text,
+    clean: Callable[[str], str] | None = None,
 ) -> str:
     """Return what a command prints, masked, from a character on. Raises ToolError with what it says it lacks."""
     import asyncio
 
     from mcp.server.mcpserver.exceptions import ToolError
+
+    from agentrl_cli.types.masking import mask_text
 
     if name.startswith("-") or "/" in name or (name and Path(name).is_file()):
         raise ToolError(f"{name} is not the name of a run or an episode.")
@@ -150,7 +154,7 @@ async def _answer(
     if process.returncode and not out:
         said = mask_text(err.decode(errors="replace"))[-2000:].strip()
         raise ToolError(said or "Nothing matches.")
-    text = clean(out.decode(errors="replace"))[max(offset, 0) :]
+    text = (clean or mask_text)(out.decode(errors="replace"))[max(offset, 0) :]
     if len(text) <= LONGEST:
         return text
     return (

@@ -88,7 +88,7 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return (
             f"{value:.3g}"
-            if value and abs(value) < 0.001
+            if value and not 0.001 <= abs(value) < 1e15
             else f"{value:.3f}".rstrip("0").rstrip(".")
         )
     if isinstance(value, bytes):
