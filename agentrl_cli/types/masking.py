@@ -82,12 +82,14 @@ def mask(value: Any) -> Any:
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, Mapping):
-        return {
-            (mask_text(key) if isinstance(key, str) else key): "[masked:named]"
-            if isinstance(item, str) and item and _NAME_ALONE.search(str(key))
-            else mask(item)
-            for key, item in value.items()
-        }
+        made: dict[Any, Any] = {}
+        for key, item in value.items():
+            name = mask_text(key) if isinstance(key, str) else key
+            while name in made:  # two keys that are secrets of one kind
+                name += "#"
+            hides = isinstance(item, str) and item and _NAME_ALONE.search(str(key))
+            made[name] = "[masked:named]" if hides else mask(item)
+        return made
     if isinstance(value, list | tuple):
         return [mask(item) for item in value]
     return value

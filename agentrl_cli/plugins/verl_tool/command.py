@@ -140,6 +140,9 @@ def _open(project: Path | None, config: Any, sets: Any) -> tuple[Context, str]:
     flags = plugin_settings()
     settings = {name: value for name, value in flags.items() if "." in name}
     wire = next((name for name in flags if flags[name] and name not in settings), "")
+    given = [name for name, value in settings.items() if value]
+    if wire and given:
+        raise UsageError(f"--{wire} goes without {', '.join(given)}.")
     return open_project(project, None, config, sets, settings, required=False), wire
 
 
