@@ -34,7 +34,6 @@ FINISH = FunctionTool(finish, examples=({},))
 SUBMIT.rewinds = FINISH.rewinds = True
 
 
-ABOUT = "Stands for the functions of a row's `tool_schemas`: a call is noted and ends the episode."
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 """Python's names of types, which some schemas have, to JSON Schema's."""
 
@@ -48,7 +47,7 @@ class DeclaredTool(Tool):
 
     def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
         inner = dict(
-            (schema or {}).get("function") or schema or {"name": self.name, "description": ABOUT}
+            (schema or {}).get("function") or schema or {"name": self.name, "description": ""}
         )
         parameters = _json_schema(inner.get("parameters") or {})
         inner["parameters"] = {"type": "object", "properties": {}, **parameters}
