@@ -206,4 +206,5 @@ def enter_folder(
         os.chdir(WORK)
     if user:
         os.chmod(folder, 0o1710)  # what the user put beside its folder would stay for the next one
-    return privileges.landlock_rules(WORK, readable) if level == "landlock" else None
+    # By the current folder: a path could be closed again in between, and a rule that is not made is not missed.
+    return privileges.landlock_rules(".", readable) if level == "landlock" else None
