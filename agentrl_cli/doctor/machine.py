@@ -100,10 +100,7 @@ def _check_memory() -> Check:
         fix = "The tiny model trains in about 2 GiB; bigger ones will not fit."
         return Check("machine", "warn", detail, fix)
     if load > count:
-        threads = max(1, count - round(load))
-        fix = (
-            f"Other programs use the cores. OMP_NUM_THREADS={threads} avoids most of the slowdown."
-        )
+        fix = "Other programs use the cores: everything takes longer, and learns the same."
         return Check("machine", "warn", f"{detail}; load {load:.1f} on {count} core{plural}", fix)
     return Check("machine", "ok", detail)
 

@@ -86,7 +86,7 @@ def mask(value: Any) -> Any:
         for key, item in value.items():
             name = mask_text(key) if isinstance(key, str) else key
             while name in made:  # two keys that are secrets of one kind
-                name += "#"
+                name = f"{name}#{len(made)}"
             hides = isinstance(item, str) and item and _NAME_ALONE.search(str(key))
             made[name] = "[masked:named]" if hides else mask(item)
         return made

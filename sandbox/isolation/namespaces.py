@@ -23,6 +23,8 @@ from sandbox.isolation.libc import check, libc, write
 from sandbox.protocol import framing
 
 _UIDS = 2_000
+TRIES = 10_000
+"""Attempts at a folder that another box closes again and again."""
 
 
 @contextmanager
@@ -185,6 +187,22 @@ def enter_namespaces(limits: dict[str, Any], uid: int, gid: int) -> None:
     os.chdir(WORK)
 
 
+def _enter_work(folder: str, opens: bool) -> None:
+    """Makes WORK and goes into it. Landlock does not protect modes: the code of another box may close its folder."""
+    made = False
+    for left in range(TRIES, 0, -1):
+        try:
+            if opens:
+                os.chmod(folder, 0o700)
+            if not made:
+                os.mkdir(WORK, 0o700)
+            made = True
+            return os.chdir(WORK)
+        except PermissionError:
+            if left == 1:
+                raise
+
+
 def enter_folder(
     folder: str, number: int, level: str, user: tuple[int, int] | None, readable: list[str]
 ) -> int | None:
@@ -197,13 +215,10 @@ def enter_folder(
     WORK = f"{folder}/{number}"
     os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")
     privileges.adopt_orphans()
-    if user is None:
-        # Landlock does not protect modes: the code of another box may have closed it.
-        os.chmod(folder, 0o700)
     with acting_as(user):
-        for path in (WORK, WORK + "/.tmp", WORK + "/.shm"):
+        _enter_work(folder, user is None)
+        for path in (".tmp", ".shm"):
             os.mkdir(path, 0o700)
-        os.chdir(WORK)
     if user:
         os.chmod(folder, 0o1710)  # what the user put beside its folder would stay for the next one
     # By the current folder: a path could be closed again in between, and a rule that is not made is not missed.

@@ -108,12 +108,24 @@ async def test_a_killed_runners_resources_are_removed() -> None:
     assert _of(Path(tempfile.gettempdir()), os.getpid()) == []
 
 
+CLOSES = """
+import threading
+going = True
+def close():
+    while going: os.chmod('..', 0)
+threading.Thread(target=close, daemon=True).start()
+"""
+
+
 async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
     async with await open_sandbox(backend="landlock", min_level="landlock", workers=1) as sandbox:
         closing, other = await sandbox.session(), await sandbox.session()
         assert (await closing.cell("import os; x = 6; os.chmod('..', 0)")).ok
+        assert (await closing.cell(CLOSES)).ok  # and closes it while new boxes begin
         for _ in range(SPARES + 2):  # more than stand ready
-            assert (await (await sandbox.session()).cell("open('f', 'w').write('1')")).ok
+            found = await (await sandbox.session()).cell("open('f', 'w').write('1')")
+            assert found.ok, found.text()
+        await closing.cell("going = False")
         assert (
             (await other.run("print(6 * 7)")).stdout
             == (await closing.cell("print(x * 7)")).stdout

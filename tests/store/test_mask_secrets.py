@@ -95,7 +95,7 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
 
 def test_two_secret_keys_keep_their_values() -> None:
     found = mask({"sk_live_abcdefghijklmnop": 1, "sk_live_ponmlkjihgfedcba": 2})
-    assert found == {"[masked:api-key]": 1, "[masked:api-key]#": 2}
+    assert found == {"[masked:api-key]": 1, "[masked:api-key]#1": 2}
 
 
 def test_code_and_settings_stay_as_they_are() -> None:

@@ -295,11 +295,11 @@ class MessageTree:
 
     def _put(self, at: Node, piece: Piece) -> Node:
         index, start = len(self.nodes), self._length
-        calls = [call.id for call in at.turn.calls] if at.turn is not None else []
+        calls = at.turn.calls if at.turn is not None else ()
+        places = {call.id: place for place, call in enumerate(calls)}
         answers = piece.turn.messages if piece.turn.role == "tool" else ()
-        results = sorted(  # in the order of the calls, whichever tool was the first to answer
-            answers, key=lambda one: [*calls, one["tool_call_id"]].index(one["tool_call_id"])
-        )
+        # In the order of the calls, whichever tool was the first to answer.
+        results = sorted(answers, key=lambda one: places.get(one["tool_call_id"], len(places)))
         turn = replace(
             piece.turn,
             index=index,

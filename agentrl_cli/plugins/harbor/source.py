@@ -34,6 +34,8 @@ FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch)\b")
 """Commands of a Dockerfile that install nothing."""
 OUTSIDE = re.compile(r"(?<![\w./])/(?!dev/null)\w")
 """A path that is not in the working folder."""
+IMAGE = ("ENV", "USER", "VOLUME", "SHELL", "ONBUILD")
+"""Instructions of a Dockerfile that the sandbox does not follow."""
 LARGEST = 2**20
 """Bytes of a file of a task."""
 BROKEN = (DataError, ValueError, TypeError, LookupError, AttributeError)
@@ -73,8 +75,9 @@ def row_of(folder: Path) -> dict[str, Any]:
         raise DataError(str(wants.get("docker_image") or "docker-compose.yaml"))
     docker = place / "Dockerfile"
     text = _text(folder, "environment/Dockerfile") if docker.exists() else ""
-    lines = [line.strip().partition(" ") for line in text.replace("\\\n", " ").splitlines()]
-    workdirs = [rest.strip() for word, _, rest in lines if word == "WORKDIR"]
+    split = [line.strip().partition(" ") for line in text.replace("\\\n", " ").splitlines()]
+    lines = [(word.upper(), rest) for word, _, rest in split]
+    workdirs = [rest.strip() for word, rest in lines if word == "WORKDIR"]
     root = str(wants.get("workdir") or (workdirs or ["/app"])[0])
     tests = dict(_copied(folder, "tests", PurePosixPath()))
     if "test.sh" not in tests:
@@ -95,11 +98,11 @@ def row_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def _setup(folder: Path, lines: list[tuple[str, str, str]], root: str) -> str:
+def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
     """Return code that makes what a Dockerfile makes in its working folder. Raises DataError if it does more."""
     files: dict[str, tuple[str, int]] = {}
     code = ""
-    for word, _, rest in lines:
+    for word, rest in lines:
         whole, words = f"{word} {rest}"[:60], rest.split()
         if word in ("COPY", "ADD"):
             given = [one for one in words if not one.startswith("--")]
@@ -118,6 +121,8 @@ def _setup(folder: Path, lines: list[tuple[str, str, str]], root: str) -> str:
             if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
                 raise DataError(whole)
             code += f"    subprocess.run({command!r}, shell=True, check=True)\n"
+        elif word in IMAGE:
+            raise DataError(whole)
     return (
         f"def setup():\n    import os, subprocess\n    for path, (text, mode) in {files!r}.items():\n"
         "        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"

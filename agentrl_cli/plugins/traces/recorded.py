@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 from agentrl_cli.errors import DataError, UsageError
 from agentrl_cli.plugins.traces.load import traces
 from agentrl_cli.plugins.traces.trace import (
+    ABOUT,
     UNANSWERED,
     Note,
     Said,
@@ -164,7 +165,8 @@ def _with_calls(message: Message, calls: Iterable[Any]) -> Message:
         for one in calls
         if one.arguments is not None
     ]
-    return message | ({"tool_calls": made} if made and message["role"] == "assistant" else {})
+    plain = {name: value for name, value in message.items() if name != ABOUT}
+    return plain | ({"tool_calls": made} if made and message["role"] == "assistant" else {})
 
 
 def _row(path: list[Said]) -> dict[str, Any] | None:

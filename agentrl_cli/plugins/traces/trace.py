@@ -33,14 +33,13 @@ PACK = KIND = "import"
 LONGEST = 100_000
 """Characters of a turn that the screens show."""
 ORIGINS = {"system": Origin.SYSTEM, "user": Origin.USER, "tool": Origin.TOOL}
-_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
-
-
 ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 """Raised by a value that is not of the form that it seems to have."""
 ABOUT = "source"
+"""Key of an imported message for facts that its source has of it, or of the whole if it is the first one."""
 UNANSWERED = "unanswered"
 """The error of a call whose answer is missing while a later one has its own."""
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 @dataclass(slots=True)

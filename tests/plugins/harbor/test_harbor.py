@@ -75,7 +75,7 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
 HEAD = "FROM ubuntu:24.04\nWORKDIR /srv\n"
 MADE = {
     HEAD: set(),
-    f"{HEAD}COPY notes.txt .\n": {"notes.txt"},
+    f"{HEAD}copy notes.txt .\n": {"notes.txt"},
     f"{HEAD}COPY --chown=1 notes.txt run.sh ./\n": {"notes.txt", "run.sh"},
     f'{HEAD}COPY ["/notes.txt", "/srv/Makefile"]\n': {"Makefile"},
     f"{HEAD}COPY *.txt data/\nRUN mkdir a && touch a/b; echo hi > /srv/c 2>/dev/null\n": {
@@ -110,6 +110,7 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "swe/x:1": ("task.toml", b'[environment]\ndocker_image = "swe/x:1"'),
     "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
     "COPY notes.txt /opt/x": ("environment/Dockerfile", b"COPY notes.txt /opt/x"),
+    "ENV A=1": ("environment/Dockerfile", b"FROM x\nenv A=1"),
     "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
     "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),
     "environment/none is not a file": ("environment/Dockerfile", b"COPY none x"),

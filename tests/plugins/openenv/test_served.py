@@ -20,6 +20,7 @@ from agentrl_cli.plugins.openenv.played import UNLIMITED, Played
 from agentrl_cli.plugins.openenv.served import PackEnvironment
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.cli import Cli
@@ -149,12 +150,15 @@ def test_trl_trains_on_it(python: str, project: Path, tmp_path: Path) -> None:
     )
 
 
-async def play(pack: Pack, turns: Any, **settings: Any) -> Episode:
-    """Return the episode of a pack's first row; `turns` is a generator that gets each answer's text."""
+def context_of(pack: Pack, **settings: Any) -> RolloutContext:
     config = Config.model_validate({"rollout": settings})
     policy = ScriptedPolicy((), CHAT.tokenizer, context_length=UNLIMITED)
-    context = Rollout(policy, CHAT, {pack.name: pack}, config).context
-    played = Played(context, pack, Job(pack.tasks("train")[0], 0))
+    return Rollout(policy, CHAT, {pack.name: pack}, config).context
+
+
+async def play(pack: Pack, turns: Any, **settings: Any) -> Episode:
+    """Return the episode of a pack's first row; `turns` is a generator that gets each answer's text."""
+    played = Played(context_of(pack, **settings), pack, Job(pack.tasks("train")[0], 0))
     said, ended = await played.hear()
     name, arguments = next(turns)
     while ended is None:
@@ -197,9 +201,10 @@ async def test_ungraded_is_no_reward() -> None:
 
 
 async def test_a_seed_is_a_number() -> None:
-    environment = PackEnvironment(None, {"train": [None]})  # type: ignore[arg-type, list-item]
+    pack, sent = load_pack("calc-task"), json.loads('{"seed": "x"}')
+    environment = PackEnvironment(context_of(pack), {"train": pack.tasks("train")})
     with pytest.raises(ValueError, match="are whole numbers, not 'x'"):
-        await environment.reset_async(seed="x")  # type: ignore[arg-type]
+        await environment.reset_async(**sent)
 
 
 def iter_once(name: str, arguments: dict[str, Any]) -> Any:
