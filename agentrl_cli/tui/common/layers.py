@@ -252,9 +252,11 @@ LAYERS: dict[str, Layer] = {
 """Keys 1 to 9 and 0, in this order."""
 
 
-def default_layer(signals: TrainSignals | None) -> str:
-    """Return the layer shown first: the push, or the log-probability if nothing was trained."""
-    return "push" if signals is not None else "logp"
+def default_layer(tokens: Tokens, signals: TrainSignals | None) -> str:
+    """Return the layer shown first: the push, the log-probability if nothing was trained, plain if nothing sampled."""
+    if signals is not None:
+        return "push"
+    return "logp" if tokens.trained_mask.any() else "plain"
 
 
 def layer_key(number: int) -> str:

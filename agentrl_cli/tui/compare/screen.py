@@ -20,7 +20,7 @@ from agentrl_cli.tui.common.agent_screen import AgentScreen, LinesScreen
 from agentrl_cli.tui.common.charts import chart, short
 from agentrl_cli.tui.common.episode_view import Fork, place_of, token_at
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
-from agentrl_cli.tui.common.layers import LAYERS, layer_key
+from agentrl_cli.tui.common.layers import LAYERS, default_layer, layer_key
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
 from agentrl_cli.tui.common.token_text import keep_end
@@ -244,8 +244,8 @@ class VersusScreen(AgentScreen):
             except AgentRLError as error:
                 self.put("head", Text(error.message, ALARM))
                 return
-            if view.signals is None and text.lens == "push":
-                text.lens = "logp"
+            if text.lens == "push":
+                text.lens = default_layer(view.tokens, view.signals)
             text.show(view, token_at(view, None))
         left, right = (text.view for text in self.texts)
         assert left is not None and right is not None

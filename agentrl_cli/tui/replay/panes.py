@@ -21,7 +21,7 @@ from agentrl_cli.tui.common.episode_view import (
     place_of,
     token_at,
 )
-from agentrl_cli.tui.common.layers import LAYERS, Layer
+from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
@@ -144,8 +144,8 @@ class EpisodePanes(Vertical):
         except AgentRLError as error:
             self.panel("head").show([Text(f"{error.message} {error.hint}", ALARM)])
             return
-        if self.view is None and view.signals is None:
-            self.tokens.lens = "logp"  # nothing was trained here: the push would be blank
+        if self.view is None:
+            self.tokens.lens = default_layer(view.tokens, view.signals)
         self.episode_id, self.around, self.fork, self.room = episode_id, related.Around(), None, 0
         self.dim(True, *NEXT, *LATER, "beside")
         self.view = view

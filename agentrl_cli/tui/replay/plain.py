@@ -18,9 +18,9 @@ from agentrl_cli.tui.replay import inspector, panels
 def replay_lines(
     store: Store, episode_id: str, *, layer: str = "", width: int = 100
 ) -> Iterator[Text]:
-    """Return everything of one episode as lines. `layer`: push by default, or logp if nothing was trained."""
+    """Return everything of one episode as lines. `layer`: by default `default_layer`."""
     view = load_view(store, episode_id)
-    lens = LAYERS[layer or default_layer(view.signals)]
+    lens = LAYERS[layer or default_layer(view.tokens, view.signals)]
     yield panels.header(view)
     yield Text("")
     yield from panels.group_lines(view, width, limit=64)

@@ -67,6 +67,7 @@ async def test_the_screen_says_forced_and_shows_the_reasoning(
     app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
     async with app.run_test(size=(120, 40)) as pilot:
         text = await until_text(pilot, "TURNS")
+        assert "LAYER plain" in text  # nothing was sampled: no marks
         assert re.search(r"\dt forced", text) and not re.search(r"\dt sampled", text)
         await pilot.press("M")
         await until_text(pilot, "Let me see.")
