@@ -24,7 +24,7 @@ help:  ## this list
 
 demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evaluate base against trained
 	@$(AGENTRL) demo $(DEMO) $(if $(WEAK),--yes)
-	@echo "In this shell first: source $(abspath $(BIN))/activate"
+	@echo "In this shell first: source '$(abspath $(BIN))/activate'"
 
 # Bytecode is kept even where a container's environment forbids it: a hundred processes of the suite import the package.
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
