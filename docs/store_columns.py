@@ -103,7 +103,7 @@ TABLES: dict[str, str] = {
         diverged: 1 if a user or environment answered otherwise in a rerun
         parent: the turn that it continues; NULL for the turn before it, −1 for a turn that begins another context
         images: hashes of the images of its messages but its results', JSON, see `attachments`
-        player: the player whose conversation it belongs to, in a game of several; else empty""",
+        player: the player whose conversation it belongs to, in a game; of an import a sub-agent; else empty""",
     "tool_calls": f"""A tool call and its result.
         {_EPISODE}
         turn: assistant turn of the call

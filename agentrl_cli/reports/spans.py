@@ -18,7 +18,7 @@ from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.types import Episode, Turn
 
 GLYPHS = {"sampling": "█", "tool": "▓", "user": "▒", "agent": "▒", "grading": "░", "waiting": "·", "update": "▚",
-          "rest": " "}  # fmt: skip
+          "rest": " ", "between messages": "╌"}  # fmt: skip
 """Kind of a span to its glyph; the rest of a step is evaluation and saving."""
 SHOWN = 8
 """Episodes of a step that are drawn, those that end last."""
@@ -26,6 +26,7 @@ ONE_CORE = 1.4
 """CPU seconds a second below which a step leaves a second core idle."""
 IMPORTED = "import"
 """Kind of episodes that another program made: no setting here shortens them."""
+UNKNOWN = "The file says when each message was there, and not how long anything took."
 SMALL = 0.02
 """Share of the whole below which waiting has no line of its own."""
 
@@ -66,12 +67,15 @@ def episode_spans(episode: Episode) -> list[Span]:
     """Return the spans of an episode in the order of its turns; empty if it stores no times."""
     found, ends = list[Span](), dict[int, float]()
     timed = any(result.seconds for turn in episode.turns for result in turn.results)
+    known = timed or episode.kind != IMPORTED or any(turn.seconds for turn in episode.turns)
     for turn, parent in zip(episode.turns, episode.parents, strict=True):
         if not turn.started:
             continue
         branch = next((n for n, one in enumerate(episode.branches) if turn.index in one), 0)
         at, word = ends.get(parent, episode.started), f"{turn.index} {turn.role}"
-        if turn.role == "assistant":
+        if not known:
+            pieces = [("between messages", word, max(turn.started, at))]
+        elif turn.role == "assistant":
             word += f" {turn.end - turn.start} tok"
             begin = max(turn.started, at)
             pieces = [("waiting", word, begin), ("sampling", word, begin + turn.seconds)]
@@ -135,7 +139,9 @@ def of_episode(store: Store, episode: Episode) -> Waterfall:
     rows = [(f"{f'b{s.branch} ' * many}{s.label}", (s,)) for s in spans
             if s.kind != "waiting" or s.seconds >= SMALL * seconds]  # fmt: skip
     config = store.runs.get(episode.run_id).config if episode.run_id else {}
-    advice = ("", "") if episode.kind == IMPORTED else _shorten(totals, spans, config)
+    advice = _shorten(totals, spans, config)
+    if episode.kind == IMPORTED:
+        advice = (UNKNOWN * ("between messages" in totals), "")
     return Waterfall(f"episode {episode.id}", seconds, spans, totals, rows, *advice)
 
 

@@ -132,7 +132,7 @@ class Turn:
     images: tuple[bytes, ...] = ()
     """Images of its messages (prompt or user) in order, besides those of its results."""
     player: str = ""
-    """Name of the player whose conversation it belongs to, in a game of several; empty elsewhere."""
+    """Name of the player whose conversation it is, in a game of several, or of an import's sub-agent; else empty."""
 
     @property
     def shown(self) -> tuple[bytes, ...]:

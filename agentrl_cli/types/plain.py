@@ -8,6 +8,7 @@ from typing import Any
 
 DEPTH = 100
 """How deep lists and objects may lie in each other."""
+SURROGATE = "lone surrogate"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,7 +37,7 @@ def check_plain(value: Any) -> None:
         for item in level:
             if isinstance(item, str) and not is_text(item):
                 raise ValueError(
-                    f"the text {quote_text(item)} has a lone surrogate, which is not a character"
+                    f"the text {quote_text(item)} has a {SURROGATE}, which is not a character"
                 )
             if isinstance(item, dict):
                 inner += item.keys()

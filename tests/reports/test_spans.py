@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_spans_of_others_begin_when_a_tool_did() -> None:
     tool = Turn(2, "tool", (), 0, 0, results=(ToolResult("x", seconds=1.5),), started=104.0)
     turns = (*TEN[:2], tool, *TEN[3:])
     assert ("tool", 4.0, 1.5, "2 2×a") in rows(made(turns=turns, kind="import"))
+
+
+def test_a_file_without_durations_has_only_the_times_between_messages() -> None:
+    bare = tuple(replace(turn, seconds=0.0, results=()) for turn in TEN)
+    found = episode_spans(made(turns=bare, kind="import"))
+    assert [(s.kind, s.seconds, s.label) for s in found[:3]] == [
+        ("between messages", 0.5, "0 user"),
+        ("between messages", 0.5, "1 assistant"),
+        ("between messages", 5.0, "2 tool"),
+    ]
 
 
 def test_an_agents_program_runs_between_its_requests_and_branches_are_apart() -> None:

@@ -30,6 +30,7 @@ class OpenEnv(ForeignWorld):
     needs = "websockets"
     shown = "openenv:http://127.0.0.1:8000, openenv:docker:IMAGE, or openenv:MODULE:CLASS"
     tested: ClassVar = {"openenv": "0.10.0"}
+    image = ""
     limits: ClassVar = {"max_turns": 16, "max_new_tokens": 96, "max_tokens": 4096}
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
@@ -48,9 +49,11 @@ class OpenEnv(ForeignWorld):
         return await super().solve(task, base_url, api_key, model, attempt)
 
     def _serve(self) -> None:
-        """Put the address of an image's container in its place."""
+        """Put the address of an image's container in its place; of a new one if it has ended."""
         kind, python, text = self._started
         config = json.loads(text)
         if config["package"].startswith(IMAGE):
-            config["package"] = serve_image(config["package"].removeprefix(IMAGE))
+            self.image = config["package"].removeprefix(IMAGE)
+        if self.image:
+            config["package"] = serve_image(self.image)
             self._started = kind, python, json.dumps(config)

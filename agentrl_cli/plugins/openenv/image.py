@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 import urllib.request
@@ -18,8 +19,11 @@ PORT = 8000
 START = 120.0
 """Seconds in which a container must answer."""
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_RUNNING: dict[str, str] = {}
-"""Addresses by image."""
+_LOG = logging.getLogger(__name__)
+MOST = 3
+"""Containers of an image that take the place of one that ended."""
+_STARTED: dict[str, list[tuple[Any, str, str]]] = {}
+"""By image the engine, id and address of each container, the one that runs last."""
 _LOCK = threading.Lock()
 
 
@@ -27,15 +31,35 @@ def serve_image(image: str) -> str:
     """Return the address of an image's server, started if it is not running. Blocks until it answers.
 
     Raises SandboxUnavailable without an engine, NotFound for an image that it does not have, EnvError for one whose
-    server does not answer.
+    server does not answer, or has ended too often.
     """
     with _LOCK:
-        if image not in _RUNNING:
-            _RUNNING[image] = _start(connect(), image)
-        return _RUNNING[image]
+        started = _STARTED.setdefault(image, [])
+        ended = _why_ended(*started[-1][:2]) if started else "not started"
+        if ended and len(started) > MOST:
+            raise EnvError(f"The container of {image} has ended {len(started)} times: {ended}.")
+        if ended and started:
+            _LOG.warning("The container of %s has ended (%s): a new one is started.", image, ended)
+            _remove(*started[-1][:2])
+        if ended:
+            started.append(_start(connect(), image))
+        return started[-1][2]
 
 
-def _start(api: Any, image: str) -> str:
+def _why_ended(api: Any, container: str) -> str:
+    """Return why a container does not run; empty if it does, or its engine does not say."""
+    from docker.errors import DockerException, NotFound
+
+    try:
+        state = api.inspect_container(container)["State"]
+    except NotFound:
+        return "removed"
+    except (DockerException, OSError):
+        return ""
+    return "" if state["Running"] else f"exit code {state['ExitCode']}"
+
+
+def _start(api: Any, image: str) -> tuple[Any, str, str]:
     from docker.errors import APIError, ImageNotFound
 
     sweep(api)
@@ -51,7 +75,7 @@ def _start(api: Any, image: str) -> str:
         raise EnvError(f"No container of {image} starts: {error.explanation}") from error
     port = int(bound[0]["HostPort"]) if bound else PORT
     _wait(api, made["Id"], image, url := f"http://127.0.0.1:{port}")
-    return url
+    return api, made["Id"], url
 
 
 def _wait(api: Any, container: str, image: str, url: str) -> None:

@@ -10,13 +10,21 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import datetime
 from functools import cache
-from math import isfinite
 from typing import Any, get_type_hints
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from agentrl_cli.plugins.traces.atif_write import OWN
+from agentrl_cli.plugins.traces.atif_write import (
+    OWN,
+    REFERENCE,
+    REFERENCES,
+    WHOLE,
+    amounts,
+    facts,
+    mapping,
+    texts_in,
+)
 from agentrl_cli.plugins.traces.trace import (
     ERRORS,
     Note,
@@ -33,8 +41,6 @@ from agentrl_cli.types import TOP_K, Episode, Message, Tokens, TrainSignals, sup
 Follow = Callable[[str], list[Any]]
 """Returns the trajectories of a file beside; empty for one that is not there, or was read before."""
 INTEGERS = {"ids": np.int32, "top_ids": np.int32, "origin": np.int8, "clipped": np.int8}
-REFERENCE = "subagent_trajectory_ref"
-USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
 SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 Whole = tuple[Episode, TrainSignals | None, str]
 
@@ -46,18 +52,18 @@ def is_atif(value: Any) -> bool:
 
 def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Trace | Whole:
     """Return a trajectory; an episode with signals and tokenizer if this package wrote it."""
-    extra = _mapping(value.get("extra"))
+    extra = mapping(value.get("extra"))
     if isinstance(extra.get(OWN), dict):
         try:
             return _own(value, extra[OWN])
         except ERRORS as error:
             note(f"{where}.extra.{OWN} cannot be used ({say(error)}): read from its steps.")
     found = Trace(value, [*_paths(value, where, note, follow)])
-    agent, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
+    agent, final = mapping(value.get("agent")), mapping(value.get("final_metrics"))
     found.agent = str(agent.get("name", ""))
     tools = agent.get("tool_definitions")
     found.tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else ()
-    found.reward = reward_in(where, note, extra, final, _mapping(final.get("extra")))
+    found.reward = reward_in(where, note, extra, final, mapping(final.get("extra")))
     return found
 
 
@@ -73,14 +79,17 @@ def reward_in(where: str, note: Note, *places: Mapping[str, Any]) -> float | Non
 
 
 def _paths(
-    value: Mapping[str, Any], where: str, note: Note, follow: Follow
+    value: Mapping[str, Any], where: str, note: Note, follow: Follow, depth: int = 0, main: str = ""
 ) -> Iterator[list[Said]]:
-    """Yield the conversation of a trajectory, then those that it embeds or refers to."""
+    """Yield the conversation of a trajectory, then those that it embeds or refers to.
+
+    `main` is the name of the agent whose file it is; turns of others have theirs.
+    """
     steps = value.get("steps")
     if not isinstance(steps, list):
         raise ValueError(f"{where}.steps is not a list.")
     path, files = list[Said](), list[str]()
-    model = str(_mapping(value.get("agent")).get("model_name") or "")
+    model = str(mapping(value.get("agent")).get("model_name") or "")
     for number, step in enumerate(steps):
         try:
             path += [*_read_step(step, model, files)]
@@ -88,7 +97,12 @@ def _paths(
             note(f"{where}.steps[{number}] is left out: {say(error)}.")
     if not path:
         raise ValueError(f"{where} has no step that can be read")
-    path[0].about |= _about(value)
+    about = facts(value)
+    name = about.get("agent", {}).get("name", "")
+    path[-1].about[WHOLE] = about | {"depth": depth}
+    main = main if depth else name
+    for one in path:
+        one.player = name if name != main else ""
     stamps = [(number, one.at) for number, one in enumerate(path) if one.at]
     for (_, at), (number, after) in itertools.pairwise(stamps):
         if after < at:
@@ -107,40 +121,18 @@ def _paths(
     further += [(name, one) for name in files for one in follow(name)]
     for place, one in further:
         try:
-            yield from _paths(_mapping(one), place, note, follow)
+            yield from _paths(mapping(one), place, note, follow, depth + 1, main)
         except ValueError as error:
             note(f"{place} is left out: {error}")
-
-
-def _about(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return who made a trajectory, in which session and at which cost, as far as it is well-formed."""
-    given, final = _mapping(value.get("agent")), _mapping(value.get("final_metrics"))
-    agent = {name: given[name] for name in ("name", "version") if isinstance(given.get(name), str)}
-    texts = {
-        name: value[name] for name in ("session_id", "notes") if isinstance(value.get(name), str)
-    }
-    totals = _amounts(final, "total_", "steps")
-    return texts | {name: one for name, one in (("agent", agent), ("final_metrics", totals)) if one}
-
-
-def _amounts(given: Mapping[str, Any], prefix: str = "", *further: str) -> dict[str, Any]:
-    """Return the usage and cost in metrics; whatever is not an amount is left out."""
-    names = [prefix + name for name in (*USAGE, *further)]
-    return {
-        name: given[name]
-        for name in names
-        if type(given.get(name)) is int
-        or (type(given.get(name)) is float and name.endswith("usd") and isfinite(given[name]))
-    }
 
 
 def _mistakes(steps: list[Any], inner: Set[Any]) -> Iterator[str]:
     """Yield a clause for the first of each mistake in steps that are read nevertheless."""
     last, calls, said = 0, set[str](), set[str]()
-    for number, step in enumerate(map(_mapping, steps)):
+    for number, step in enumerate(map(mapping, steps)):
         id, at = step.get("step_id"), step.get("timestamp")
         own = [str(one.get("tool_call_id")) for one in _mappings(step.get("tool_calls"))]
-        results = _mappings(_mapping(step.get("observation")).get("results"))
+        results = _mappings(mapping(step.get("observation")).get("results"))
         named = [one for result in results for one in _mappings(result.get(REFERENCE))]
         answered = [one["source_call_id"] for one in results if one.get("source_call_id")]
         agents = [one.get("trajectory_id") for one in named if not one.get("trajectory_path")]
@@ -178,7 +170,7 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
         ]
         message |= {"tool_calls": calls} if calls else {}
         effort = step.get("reasoning_effort")
-        metrics = _amounts(_mapping(step.get("metrics")))
+        metrics = amounts(mapping(step.get("metrics")))
         about = ({"metrics": metrics} if metrics else {}) | (
             {"reasoning_effort": effort} if isinstance(effort, (str, float, int)) else {}
         )
@@ -190,11 +182,11 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
         answer = {"role": "tool", "content": content}
         if (id := result.get("source_call_id")) is not None:
             answer["tool_call_id"] = str(id)
-        error = _mapping(result.get("extra")).get("error")
-        yield Said(answer, at, error=str(error) if error else None)
-        for reference in result.get(REFERENCE) or ():
-            if isinstance(path := reference.get("trajectory_path"), str):
-                files.append(path)
+        error = mapping(result.get("extra")).get("error")
+        named = [texts_in(one, REFERENCES) for one in result.get(REFERENCE) or ()]
+        kept = {REFERENCE: named} if named else {}
+        yield Said(answer, at, error=str(error) if error else None, about=kept)
+        files += [one["trajectory_path"] for one in named if "trajectory_path" in one]
 
 
 def _content(content: Any) -> str:
@@ -219,10 +211,6 @@ def stamp(text: Any) -> float:
         return 0.0
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
@@ -235,8 +223,7 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
 
 def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
     """Return the episode that this package wrote: exactly, or with texts as tokens if masked. Raises ValueError."""
-    branches = [value, *value.get("subagent_trajectories", ())]
-    steps = [step for branch in branches for step in branch["steps"]]
+    steps = [step for branch in _branches(value) for step in branch["steps"]]
     records = [one for step in steps for one in step.get("extra", {}).get(OWN, ())]
     records.sort(key=lambda one: one["index"])
     masked = about.get("masked") is True
@@ -257,6 +244,12 @@ def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
     tokens = _arrays(Tokens, records, "tokens", start) or Tokens.empty()
     signals = _arrays(TrainSignals, records, "signals", start)
     return Episode(**known, tokens=tokens), signals, str(about["tokenizer"])
+
+
+def _branches(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield value
+    for one in value.get("subagent_trajectories", ()):
+        yield from _branches(one)
 
 
 def _turn(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl_cli._version import __version__
-from agentrl_cli.plugins.traces.trace import ABOUT, KIND
+from agentrl_cli.plugins.traces.trace import ABOUT, KIND, Said, in_order
 from agentrl_cli.reports.export import episode_object, mask_secrets
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
@@ -25,6 +25,13 @@ VERSION = "ATIF-v1.7"
 OWN = "agentrl"
 """The key in `extra` under which this package's records lie."""
 SPAN = ("start", "end")
+REFERENCE = "subagent_trajectory_ref"
+REFERENCES = ("trajectory_id", "session_id", "trajectory_path")
+USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
+WHOLE = "trajectory"
+"""Key in `ABOUT` of the last message of an imported trajectory for what it says of itself."""
+TEXTS = ("session_id", "trajectory_id", "notes")
+NOTHING: Sequence[Mapping[str, Any]] = ({"depth": 0},)
 
 
 def lines(store: Store, episode_ids: Sequence[str], masked: bool) -> Iterator[str]:
@@ -40,28 +47,53 @@ def trajectory(
     """Return an episode as a trajectory."""
     row = episode_object(episode, signals)
     row = mask_secrets(row) if masked else row
+    known = {branch: _known(row, branch) for branch in episode.branches}
     main = episode.main.turns
-    others = [branch for branch in episode.branches if branch != main]
-    written: set[int] = set()
-    found = _branch(episode, row, main, written) | {"trajectory_id": episode.id}
-    source = _source(row["turns"][main[0]]) if main else {}
-    found["session_id"] = source.get("session_id") or episode.run_id or episode.id
-    found |= {name: source[name] for name in ("notes", "final_metrics") if name in source}
-    about = {key: value for key, value in row.items() if key not in ("turns", "tokens", "signals")}
+    if episode.kind == KIND:  # the file's own trajectory, not one that continues it
+        main = min(known, key=lambda branch: known[branch][0]["depth"], default=main)
+    written = set[int]()
+    found = _branch(episode, row, main, written, known.get(main, NOTHING)[0])
+    found = {"session_id": episode.run_id or episode.id, "trajectory_id": episode.id} | found
+    ids, above = {found["trajectory_id"]}, [found]
+    whole = {key: value for key, value in row.items() if key not in ("turns", "tokens", "signals")}
     extra = {"reward": row["reward"], "outcome": row["outcome"]}
-    found["extra"] = extra | {OWN: {**about, "tokenizer": tokenizer}}
-    if others:
-        found["subagent_trajectories"] = [
-            _branch(episode, row, branch, written) | {"trajectory_id": f"{episode.id}/{number}"}
-            for number, branch in enumerate(others, 1)
-        ]
+    found["extra"] = extra | {OWN: {**whole, "tokenizer": tokenizer}}
+    for number, branch in enumerate((one for one in known if one != main), 1):
+        about = known[branch][-1]
+        inner = _branch(episode, row, branch, written, about)
+        if inner.get("trajectory_id") in (None, *ids):
+            inner["trajectory_id"] = f"{episode.id}/{number}"
+        ids.add(inner["trajectory_id"])
+        del above[max(1, about["depth"]) :]
+        above[-1].setdefault("subagent_trajectories", []).append(inner)
+        above.append(inner)
     return found
 
 
+def _known(row: Mapping[str, Any], branch: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+    """Return what the trajectories that end on a branch say of themselves, in order."""
+    said = [message for index in branch for message in row["turns"][index]["messages"]]
+    found = (mapping(mapping(one.get(ABOUT)).get(WHOLE)) for one in said)
+    return [
+        facts(one) | {"depth": one["depth"]} for one in found if type(one.get("depth")) is int
+    ] or NOTHING
+
+
 def _branch(
-    episode: Episode, row: Mapping[str, Any], branch: Sequence[int], written: set[int]
+    episode: Episode,
+    row: Mapping[str, Any],
+    branch: Sequence[int],
+    written: set[int],
+    about: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the turns of a branch as a trajectory. Records are those of turns that no earlier one has."""
+    agent = {"name": "agentrl", "version": __version__}
+    if episode.kind == KIND:  # another program played it
+        agent = {"name": episode.family or "unknown", "version": "unknown"}
+    if "agent" in about:
+        agent |= about["agent"]
+    elif episode.weights_version:
+        agent["model_name"] = episode.weights_version
     steps: list[dict[str, Any]] = []
     before = 0
     for index in branch:
@@ -74,6 +106,8 @@ def _branch(
             fresh = _steps(content, len(steps))
             if turn.role == "assistant":
                 fresh[0] |= _answer(content, row, before)
+                if turn.weights_version not in ("", agent.get("model_name")):
+                    fresh[0]["model_name"] = turn.weights_version
             steps += fresh
         if copied:
             steps[-1]["is_copied_context"] = True
@@ -81,18 +115,40 @@ def _branch(
             steps[-1].setdefault("extra", {OWN: []})[OWN].append(_record(content, row))
         before += turn.end - turn.start
     steps = steps or [{"step_id": 1, "source": "system", "message": ""}]
-    agent = {"name": "agentrl", "version": __version__}
-    if episode.kind == KIND:  # another program played it
-        agent = {"name": episode.family or "unknown", "version": "unknown"}
-        agent |= _source(row["turns"][branch[0]]).get("agent", {}) if branch else {}
-    agent |= {"model_name": episode.weights_version} if episode.weights_version else {}
-    return {"schema_version": VERSION, "agent": agent, "steps": steps}
+    own = {name: about[name] for name in (*TEXTS, "final_metrics") if name in about}
+    return {"schema_version": VERSION, **own, "agent": agent, "steps": steps}
 
 
-def _source(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts that the source of an imported turn had."""
-    found = turn["messages"][0].get(ABOUT) if turn["messages"] else None
-    return found if isinstance(found, dict) else {}
+def facts(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who made a trajectory, in which session and at which cost, as far as it is well-formed."""
+    given = mapping(value.get("agent"))
+    agent: dict[str, Any] = texts_in(given, ("name", "version", "model_name"))
+    if isinstance(tools := given.get("tool_definitions"), list):
+        agent["tool_definitions"] = [one for one in tools if isinstance(one, dict)]
+    totals = amounts(mapping(value.get("final_metrics")), "total_", "steps")
+    further = {"agent": agent, "final_metrics": totals}
+    return texts_in(value, TEXTS) | {name: one for name, one in further.items() if one}
+
+
+def amounts(given: Mapping[str, Any], prefix: str = "", *further: str) -> dict[str, Any]:
+    """Return the usage and cost in metrics; whatever is not an amount is left out."""
+    names = [prefix + name for name in (*USAGE, *further)]
+    return {
+        name: given[name]
+        for name in names
+        if type(given.get(name)) is int
+        or (type(given.get(name)) is float and name.endswith("usd") and math.isfinite(given[name]))
+    }
+
+
+def texts_in(value: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of these names that are texts."""
+    return {name: value[name] for name in names if isinstance(value.get(name), str)}
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a value if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _steps(turn: Mapping[str, Any], before: int) -> list[dict[str, Any]]:
@@ -133,7 +189,7 @@ def _answer(turn: Mapping[str, Any], row: Mapping[str, Any], before: int) -> dic
             | ({"extra": {"error": call["error"], "raw": call["raw"]}} if call["error"] else {})
             for call in turn["calls"]
         ]
-    source = _source(turn)
+    source = mapping((turn["messages"] or [{}])[0].get(ABOUT))
     found |= {name: source[name] for name in ("metrics", "reasoning_effort") if name in source}
     tokens = None if row["kind"] == KIND else row["tokens"]
     if tokens is not None:
@@ -161,6 +217,9 @@ def _observe(step: dict[str, Any], turn: Mapping[str, Any]) -> None:
         for number, result in enumerate(turn["results"])
     ]
     step["observation"] = {"results": results or [{"content": text} for text in texts]}
+    for result, one in zip(results, in_order(calls, [*map(Said, turn["messages"])]), strict=False):
+        if one is not None and REFERENCE in (about := mapping(one.message.get(ABOUT))):
+            result[REFERENCE] = about[REFERENCE]
 
 
 def _record(turn: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,13 +104,22 @@ def _add(files: list[Path], as_json: bool, path: Path) -> None:
         raise NotFound.of(
             "file", str(missing), [str(one) for one in missing.parent.glob("*.json*")]
         )
+    made = [one for one in (path, *path.parents) if not one.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Store.open(path) as store:
-        [before] = store.select("SELECT count(*) FROM episodes")
-        found = [*dict.fromkeys(one for file in files for one in read_file(file, store))]
-        [after] = store.select("SELECT count(*) FROM episodes")
+    found = dict[str, None]()
+    try:
+        with Store.open(path) as store:
+            [before] = store.select("SELECT count(*) FROM episodes")
+            for file in files:
+                found |= dict.fromkeys(read_file(file, store))
+            [after] = store.select("SELECT count(*) FROM episodes")
+    finally:
+        if path in made and not found:  # nothing was imported: nothing is left
+            path.unlink(missing_ok=True)
+            for folder in made[1:]:
+                folder.rmdir()
     new = after[0] - before[0]
-    _report(found, as_json, path, "" if new == len(found) else f", {new} of them new,")
+    _report([*found], as_json, path, "" if new == len(found) else f", {new} of them new,")
 
 
 def _report(found: list[str], as_json: bool, path: Path, new: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -32,7 +33,7 @@ from agentrl_cli.plugins.traces.trace import (
 )
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Task
-from agentrl_cli.types.plain import parse_json
+from agentrl_cli.types.plain import DEPTH, SURROGATE, is_text, parse_json
 
 LARGEST = 64 * 2**20
 """Bytes of a JSON text that is read at once: a file, or a line of one."""
@@ -47,7 +48,7 @@ def values(path: Path, note: Note) -> Iterator[tuple[str, Any]]:
         if path.stat().st_size <= LARGEST:
             data = path.read_bytes().removeprefix(BOM_UTF8)
             with suppress(ValueError):
-                yield path.name, parse_json(data)
+                yield path.name, _parse(path.name, data, note)
                 return
             if len(parts := re.split(rb"(?<=\n\})\s*\n(?=\{\s*\n)", data)) > 1:
                 for number, part in enumerate(parts, 1):  # documents on several lines each
@@ -77,9 +78,37 @@ def _lines(path: Path, file: Any, note: Note) -> Iterator[tuple[str, Any]]:
 
 def _read(place: str, data: bytes, note: Note) -> Iterator[tuple[str, Any]]:
     try:
-        yield place, parse_json(data)
+        yield place, _parse(place, data, note)
     except ValueError as error:
         note(f"{place} is left out: {error}.")
+
+
+def _parse(place: str, data: bytes, note: Note) -> Any:
+    """Return a JSON value; a lone surrogate in it is U+FFFD, and noted. Raises ValueError."""
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        if SURROGATE not in str(error):
+            raise
+        return _replace(place, json.loads(data), note, 0)
+
+
+def _replace(place: str, value: Any, note: Note, depth: int) -> Any:
+    if depth > DEPTH:
+        raise ValueError(f"it is nested more than {DEPTH} levels deep")
+    if isinstance(value, list):
+        return [_replace(f"{place}[{n}]", one, note, depth + 1) for n, one in enumerate(value)]
+    if isinstance(value, dict):
+        return {
+            _replace(place, name, note, depth): _replace(
+                f"{place}.{ascii(name)[1:-1]:.40}", one, note, depth + 1
+            )
+            for name, one in value.items()
+        }
+    if not isinstance(value, str) or is_text(value):
+        return value
+    note(f"{place} has a {SURROGATE}, which is not a character: it is read as U+FFFD.")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def traces(path: Path, note: Note) -> Iterator[Found]:

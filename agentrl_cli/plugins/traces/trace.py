@@ -51,6 +51,8 @@ class Said:
     seconds: float = 0.0
     error: str | None = None
     model: str = ""
+    player: str = ""
+    """Name of the sub-agent that it is of."""
     about: dict[str, Any] = field(default_factory=dict)
     """Other facts of its source, such as its usage, which its message keeps under `ABOUT`."""
 
@@ -99,11 +101,11 @@ def episode_of(trace: Trace) -> Episode:
     """Return the episode of a trace; conversations that begin alike share these turns."""
     turns: list[Turn] = []
     parts: list[Tokens] = []
-    known: dict[tuple[int, str], int] = {}
+    known: dict[tuple[int, str, str], int] = {}
     for path in trace.paths:
         parent = ROOT
         for role, group in group_by_role(path):
-            key = (parent, dumps([one.message for one in group]))
+            key = (parent, group[0].player, dumps([one.message for one in group]))
             if key not in known:
                 known[key] = len(turns)
                 parts.append(encode_text(role, [one.message for one in group]))
@@ -154,7 +156,8 @@ def _turn(
     start = turns[-1].end if turns else 0
     messages = tuple(one.message | ({ABOUT: one.about} if one.about else {}) for one in group)
     turn = Turn(index, role, messages, start, start + count, parent=parent)
-    turn = replace(turn, started=group[0].at, seconds=max(0.0, group[0].seconds))
+    first = group[0]
+    turn = replace(turn, started=first.at, seconds=max(0.0, first.seconds), player=first.player)
     if parent == index - 1:
         turn = replace(turn, parent=None)
     if role == "assistant":

@@ -17,6 +17,7 @@ from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
 from agentrl_cli.tui.common.token_text import visible
+from agentrl_cli.tui.common.tree import continues
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LONG = 160
 """Characters from which on a JSON value is folded."""
 MOST = 4000
 """Lines of one text that are shown; what follows is counted."""
-KEYS = "↑/↓ scroll  pgup/pgdn  enter unfolds JSON  a all  / find  . again  ? keys  q back"
+KEYS = "↑/↓ scroll  pgup/pgdn  enter unfolds  a all  / find  . again  ? keys  q back"
 HELP = """\
 ↑ ↓ pgup pgdn g G   scroll
 enter, a click      unfold the JSON at the top of the screen, and fold it again
@@ -50,7 +51,8 @@ def reading_lines(episode: Episode, width: int, fold: Fold) -> list[Text]:
     """Return every turn: its role, its text, its calls and results."""
     out: list[Text] = []
     for turn in episode.turns:
-        out.append(Text(f"TURN {turn.index} {turn.role}", TITLE))
+        parts = (f"TURN {turn.index} {turn.role}", turn.player, continues(episode, turn.index))
+        out.append(Text(visible("   ".join(filter(None, parts))), TITLE, no_wrap=True))
         for number, lines in _blocks(turn, width, fold):
             if number is not None:
                 fold.lines[len(out)] = number

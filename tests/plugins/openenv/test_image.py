@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from agentrl_cli.agents.runners.base import WorldFault
-from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.errors import EnvError, SandboxUnavailable
 from agentrl_cli.plugins.openenv.agent import OpenEnv
+from agentrl_cli.plugins.openenv.image import MOST, serve_image
 from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.container import connect
 from agentrl_cli.types import Task
@@ -110,6 +111,29 @@ def test_a_container_lives_as_long_as_the_process(
             said=said,
         )
     assert not engine.containers(all=True, filters={"ancestor": f"{made}:dies"})
+
+
+def test_a_container_that_ends_is_followed_by_a_new_one(
+    made: str, engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning for each, at most three; an image that keeps ending is an error of the environment."""
+    found = {serve_image(made)}
+    assert serve_image(made) in found
+    for count in range(1, MOST + 2):
+        [running] = engine.containers(filters={"ancestor": made})
+        engine.kill(running["Id"])
+        engine.wait(running["Id"])
+        if count > MOST:
+            with pytest.raises(EnvError, match="has ended 4 times: exit code 137"):
+                serve_image(made)
+            engine.remove_container(running["Id"], force=True)
+        else:
+            assert serve_image(made).startswith("http://127.0.0.1:")
+            assert (
+                caplog.messages
+                == [f"The container of {made} has ended (exit code 137): a new one is started."]
+                * count
+            )
 
 
 async def test_an_image_that_is_lost_is_not_the_models_fault(

@@ -310,28 +310,76 @@ def test_replay_of_a_foreign_file(cli: Cli, tmp_path: Path) -> None:
 USED = {"prompt_tokens": 120, "completion_tokens": 40, "cost_usd": 0.002, "cached_tokens": "many"}
 
 
+LOOK = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+
+
+def agent_of(name: str, id: str, steps: Any, **further: Any) -> dict[str, Any]:
+    found = foreign(steps, trajectory_id=id, **further) | {"schema_version": "ATIF-v1.7"}
+    return found | {"agent": {"name": name, "version": "2.0", "model_name": f"{name}/model"}}
+
+
+def asks(id: str) -> dict[str, Any]:
+    """Return the step that leaves its work to a sub-agent."""
+    result = {
+        "source_call_id": "c1",
+        "content": "",
+        "subagent_trajectory_ref": [{"trajectory_id": id}],
+    }
+    return {**CALL, "observation": {"results": [result]}}
+
+
 def test_what_a_foreign_file_says_of_itself_is_kept(cli: Cli, tmp_path: Path) -> None:
-    """Agent, session, usage and cost go out as they came; nothing is counted in place of what is missing."""
-    inner = foreign([{**ASK, "message": "Look it up."}, {**DONE, "step_id": 2}])
-    inner["agent"]["name"] = "helper"
-    steps = [ASK, {**CALL, "metrics": USED, "reasoning_effort": "high"}, DONE]
+    """Names, ids, references, tools, usage and cost go out as they came; nothing is counted in their place."""
+    steps = [ASK, {**asks("sub"), "metrics": USED, "reasoning_effort": "high"}, DONE]
     totals = {"total_prompt_tokens": 120, "total_cost_usd": 0.002, "extra": {"reward": 1}}
-    given = foreign(steps, subagent_trajectories=[inner], final_metrics=totals, notes="by hand")
+    deepest = agent_of("reader", "deep", [{**ASK, "message": "Read it."}, {**DONE, "step_id": 2}])
+    inner = agent_of(
+        "helper",
+        "sub",
+        [ASK, asks("deep"), {**DONE, "message": "Found."}],
+        subagent_trajectories=[deepest],
+    )
+    other = agent_of(
+        "helper", "sub 2", [{**ASK, "message": "And that?"}, {**DONE, "step_id": 2}], notes="again"
+    )
+    given = agent_of(
+        "lead",
+        "root",
+        steps,
+        subagent_trajectories=[inner, other],
+        final_metrics=totals,
+        notes="by hand",
+    )
+    given["agent"]["tool_definitions"] = [LOOK]
     (tmp_path / "t.json").write_text(json.dumps(given))
     cli("import", "atif", "t.json", "t.json", "--db", "s.db", said="1 episode in")
     cli("import", "atif", "t.json", "--db", "s.db", said="1 episode, 0 of them new, in")
     cli("export", "--db", "s.db", "--format", "atif", "-o", "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
     valid(found)
-    assert found["agent"] == given["agent"] and (found["session_id"], found["notes"]) == (
-        "s",
-        "by hand",
+    (tmp_path / "b").mkdir()
+    cli("import", "atif", "out.json", "--db", "b/b.db")
+    cli("export", "--db", "b/b.db", "--format", "atif", "-o", "again.json")
+    assert (
+        json.loads((tmp_path / "again.json").read_text())["subagent_trajectories"]
+        == found["subagent_trajectories"]
     )
-    step, done = [one for one in found["steps"] if one["source"] == "agent"]
-    assert step["metrics"] == {key: USED[key] for key in USED if key != "cached_tokens"}
-    assert step["reasoning_effort"] == "high" and "metrics" not in done
-    assert found["final_metrics"] == {key: totals[key] for key in totals if key != "extra"}
-    assert found["subagent_trajectories"][0]["agent"]["name"] == "helper"
+    shown = cli("replay", "t.json", "--plain")
+    assert "helper" in shown and "reader" in shown
+    expected = json.loads(json.dumps(given))
+    del expected["steps"][1]["metrics"]["cached_tokens"], expected["final_metrics"]["extra"]
+    pairs = [(found, expected)]
+    for got, want in pairs:
+        pairs += zip(
+            got.get("subagent_trajectories", ()), want.get("subagent_trajectories", ()), strict=True
+        )
+        for one in (got, *got["steps"]):
+            one.pop("extra", None)
+            one.pop("is_copied_context", None)
+        for one in (*got["steps"], *want["steps"]):
+            one["timestamp"] = one["timestamp"][:19]
+        for name in (got.keys() | want.keys()) - {"subagent_trajectories"}:
+            assert got[name] == want[name], name
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
@@ -429,9 +477,11 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, int]] = {
     ),
     "long": (long_line, "x.jsonl:2 is left out: it is longer than 64 MiB", 2),
     "surrogate": (
-        lambda path: path.write_text('{"schema_version": "ATIF-v1.7", "steps": ["\\ud800"]}'),
-        "lone surrogate",
-        0,
+        lambda path: path.write_text(
+            json.dumps(foreign([ASK, {**DONE, "message": "\ud800 \U0001f600"}], notes="\udc00"))
+        ),
+        "x.jsonl.steps[1].message has a lone surrogate, which is not a character: it is read as U+FFFD",
+        1,
     ),
     "sub-agent": (
         lambda path: path.write_text(
@@ -463,14 +513,22 @@ def test_hostile_files(cli: Cli, tmp_path: Path, name: str) -> None:
     write, said, episodes = WRITERS[name]
     write(tmp_path / "x.jsonl")
     cli("import", "atif", "x.jsonl", "--db", "s.db", code=0 if episodes else 2, said=said)
+    if not episodes:
+        assert [one.name for one in tmp_path.iterdir()] == ["x.jsonl"]
+        return
     assert len(cli.json("ls", "--db", "s.db")) == episodes
-    assert len(cli.json("ls", "runs", "--db", "s.db")) == min(episodes, 1)
+    assert len(cli.json("ls", "runs", "--db", "s.db")) == 1
+    if name == "surrogate":
+        assert "\ufffd \U0001f600" in json.dumps(
+            cli.json("export", "last", "--db", "s.db", "--format", "atif"), ensure_ascii=False
+        )
 
 
 def test_a_document_that_is_too_long(cli: Cli, tmp_path: Path) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(LARGEST + 1)
-    cli("import", "atif", "x.json", "--db", "s.db", code=2, said="it is longer than 64 MiB")
+    cli("import", "atif", "x.json", "--db", "new/s.db", code=2, said="it is longer than 64 MiB")
+    assert not (tmp_path / "new").exists()
 
 
 BREAKS: list[Callable[[Any, Any], Any]] = [

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import NotFound
+from agentrl_cli.plugins.traces.load import load
 from agentrl_cli.sft.from_store import choose
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from tests.helpers.cli import Cli
 from tests.helpers.tui import until_text
+from tests.plugins.traces.test_atif import ASK, CALL, agent_of
 
 
 @pytest.fixture
@@ -71,3 +73,17 @@ async def test_the_screen_says_forced_and_shows_the_reasoning(
         assert re.search(r"\dt forced", text) and not re.search(r"\dt sampled", text)
         await pilot.press("M")
         await until_text(pilot, "Let me see.")
+
+
+async def test_the_reading_fits_a_small_terminal_and_names_sub_agents(tmp_path: Path) -> None:
+    found = agent_of("lead", "root", [ASK, CALL])
+    found["subagent_trajectories"] = [agent_of("helper", "sub", [{**ASK, "message": "Look."}])]
+    (tmp_path / "t.json").write_text(json.dumps(found))
+    with Store.open(tmp_path / "a.db") as store:
+        [id], _ = load(tmp_path / "t.json", store)
+    app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_text(pilot, "TURN 1")
+        await pilot.press("M")
+        text = await until_text(pilot, "TURN 3 user   helper   another context")
+        assert "? keys  q back" in text
