@@ -30,7 +30,7 @@ def read_file(path: Path, store: Store) -> list[str]:
         for text in problems[:MOST]:
             warn(text)
         if len(problems) > MOST:
-            warn(f"{len(problems) - MOST} more parts of {path} are left out.")
+            warn(f"{len(problems) - MOST} more warnings about {path} are not shown.")
         if not found:
             raise DataError(f"{path} has no episode that can be read.")
         return list(found)

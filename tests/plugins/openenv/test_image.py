@@ -36,11 +36,13 @@ from tests.helpers.gateway import call
 from tests.helpers.programs import episode_of
 from pathlib import Path
 assert main(["init", "p", "--from", f"openenv:docker:{sys.argv[1]}?size=2", "--python", sys.argv[2]]) == 0
-episode = asyncio.run(episode_of(Path("p"), [call("go")] * 3, max_turns=2))
-assert episode.error == "" and "hello" in str(episode.turns[1].messages), episode
-(container,) = connect().containers(filters={"ancestor": sys.argv[1]})
-assert [port["IP"] for port in container["Ports"]] == ["127.0.0.1"], container
-print(container["Id"])
+for _ in range(2):  # the second begins after its container was killed
+    episode = asyncio.run(episode_of(Path("p"), [call("go")] * 3, max_turns=2))
+    assert episode.error == "" and "hello" in str(episode.turns[1].messages), episode
+    (container,) = connect().containers(filters={"ancestor": sys.argv[1]})
+    assert [port["IP"] for port in container["Ports"]] == ["127.0.0.1"], container
+    print(container["Id"])
+    connect().kill(container["Id"])
 """
 
 
