@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import AgentRLError
@@ -36,17 +36,6 @@ SMALL = 64 * 2**20
 """Most bytes of a store that is checked for damage before anything is written to it."""
 M_ARENA_MAX = -8
 """glibc's malloc.h"""
-
-
-class Server(Protocol):
-    """An inference server that a plugin starts for a run, and ends with it."""
-
-    @property
-    def config(self) -> Config:
-        """The settings of the run that mean this server."""
-
-    def starting(self) -> bool:
-        """Return whether it is being started again at this moment. Raises Unreachable once it has ended for good."""
 
 
 @dataclass
@@ -105,6 +94,7 @@ async def open_runtime(
     """
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.policies.protocols import Reachable
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
@@ -115,13 +105,17 @@ async def open_runtime(
         parts = await stack.enter_async_context(opened)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        served, servers = await _start_servers(stack, loading or config, base, db, spec)
+        served = loading or config
+        for name in offers("servers"):
+            starting = resolve("servers", {}, name)(served, base, db.parent / "logs", spec)
+            served = await stack.enter_async_context(starting) or served
         held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held
         )
         stack.push_async_callback(loaded.policy.close)
-        await _require_server(loaded.policy, servers)
+        if isinstance(loaded.policy, Reachable):
+            await loaded.policy.reach()
         if trainable and any(pack.tools for pack in parts.packs.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
@@ -138,30 +132,6 @@ async def open_runtime(
         made = Runtime(config, base, *opened_parts)
         stack.push_async_callback(made.close)
         yield made
-
-
-async def _start_servers(
-    stack: contextlib.AsyncExitStack, config: Config, base: Path, db: Path, spec: str | None
-) -> tuple[Config, list[Server]]:
-    """Start the servers that plugins offer for a run; return the settings that mean them, and the servers."""
-    servers: list[Server] = []
-    for name in offers("servers"):
-        starting = resolve("servers", {}, name)(config, base, db.parent / "logs", spec)
-        if (server := await stack.enter_async_context(starting)) is not None:
-            config = server.config
-            servers.append(server)
-    return config, servers
-
-
-async def _require_server(policy: Policy, own: Sequence[Server]) -> None:
-    """Raise PolicyError unless the policy's servers answer. `own`: those that this run started and supervises."""
-    from agentrl_cli.policies.remote.http import RemotePolicy
-    from agentrl_cli.policies.remote.servers import Servers
-
-    if isinstance(policy, (RemotePolicy, Servers)):
-        await policy.reach()
-    if own and isinstance(policy, RemotePolicy):
-        policy.endpoint.starting = own[-1].starting
 
 
 def one_heap() -> None:

@@ -26,7 +26,8 @@ from agentrl_cli.models.openmp import cores
 from agentrl_cli.models.unusable import find_obstacle
 from agentrl_cli.paths import bundled_model, is_bundled, pack_names
 from agentrl_cli.policies.remote.http import Endpoint
-from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
 
 TORCH_PROBE = """
@@ -58,7 +59,8 @@ def check_machine(
     yield _check_store(db)
     remote = config.remote
     if (backend := remote.backend.name) and (remote.url or ":" not in backend):
-        yield check_server(remote)
+        own = backend in offers("probes")
+        yield (resolve("probes", {}, backend) if own else check_server)(remote)
     yield _check_torch()
     yield _check_engine(config.model.name, base or Path.cwd())
 
@@ -77,13 +79,13 @@ def _check_packages() -> Check:
         detail = "agentrl-cli is not installed: this is a checkout"
         return Check("packages", "warn", detail, "pip install -e .")
     names = [re.split(r"[^\w.-]", line)[0] for line in requires if "extra ==" not in line]
-    missing = " ".join(name for name in names if not _find_version(name))
+    missing = " ".join(name for name in names if not find_version(name))
     if missing:
         return Check("packages", "fail", f"missing: {missing}", f"pip install {missing}")
     return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and all its dependencies")
 
 
-def _find_version(name: str) -> str:
+def find_version(name: str) -> str:
     """Return the version of a package; empty if it is not installed here."""
     try:
         return version(name)
@@ -137,14 +139,13 @@ def _check_store(db: Path) -> Check:
     return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {size}")
 
 
-def check_server(remote: RemoteConfig) -> Check:
-    """Return whether the inference server answers, and whether this environment's vLLM is the tested release."""
+def check_server(remote: RemoteConfig, start: str = "") -> Check:
+    """Return whether the inference server answers; `start`: how to start one, for the hint if it does not."""
     addresses = remote.urls or [remote.address]
-    mine = remote.backend.name == "vllm"
 
     async def reach_all() -> None:
         for url in addresses:
-            endpoint = Endpoint(url, start=VLLM.start if mine else "")
+            endpoint = Endpoint(url, start=start)
             try:
                 await endpoint.reach()
             finally:
@@ -154,12 +155,7 @@ def check_server(remote: RemoteConfig) -> Check:
         asyncio.run(reach_all())
     except AgentRLError as error:
         return Check("server", "fail", error.message, error.hint)
-    detail = f"{remote.backend.name} answers at {', '.join(addresses)}"
-    found = _find_version("vllm") if mine else ""  # it may run elsewhere
-    if found and not found.startswith(f"{TESTED_VLLM}."):
-        detail += f"; vLLM {found} is installed here, tested is {TESTED_VLLM}"
-        return Check("server", "warn", detail, "pip install 'agentrl-cli[vllm]'")
-    return Check("server", "ok", detail)
+    return Check("server", "ok", f"{remote.backend.name} answers at {', '.join(addresses)}")
 
 
 def _check_engine(name: str, base: Path) -> Check:

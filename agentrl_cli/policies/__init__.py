@@ -22,13 +22,11 @@ POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.load:local_policy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy.of",
     "openai": "agentrl_cli.policies.remote.text:OpenAIPolicy.of",
-    "sglang": "agentrl_cli.policies.remote.servers:sglang",
-    "vllm": "agentrl_cli.policies.remote.servers:vllm",
 }
 """Name to the function that makes a backend's policy from a PolicySource.
 
-`remote.backend` is a key of this table, a "module:object" or "file.py:object", or an entry point of
-`agentrl.policies`.
+`remote.backend` is a key of this table or of a plugin's, a "module:object" or "file.py:object", or an entry point
+of `agentrl.policies`.
 """
 
 

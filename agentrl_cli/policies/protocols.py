@@ -125,12 +125,31 @@ class Sleeping(Protocol):
 
 
 @runtime_checkable
+class Reachable(Protocol):
+    """A policy on servers that may not be there."""
+
+    async def reach(self) -> None:
+        """Raise PolicyError unless they answer within seconds."""
+
+
+@runtime_checkable
 class Served(Protocol):
     """A policy whose weights are on servers."""
 
     def servers(self) -> Sequence[Policy]:
         """Return those that can be reached now, each as a policy."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that one process had the servers load, for other processes that sample from the same servers."""
+
+    folder: Path
+    label: str
+    """The servers' name of an adapter."""
+    lost: frozenset[str] = frozenset()
+    """Addresses of the servers that do not have them yet."""
 
 
 @dataclass

@@ -25,8 +25,9 @@ imports nothing of agentrl, which is being imported. The kinds:
     moved       old Python module or `module:object` to the new one, without `agentrl_cli.` (`old_modules`)
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
-    servers     name to a context manager (config, project folder, folder for logs, model or None) that yields the
-                server that a run starts for itself (`runtime.Server`), or None
+    servers     name to a context manager (config, project folder, folder for logs, model or None) that starts a server
+                for a run and yields the settings that mean it, or None
+    probes      name of a backend to a function (settings `remote`) that returns doctor's `Check` of its servers
     pools       name to a context manager (config, project folder, loaded model, packs, store; spec, trainable, objects)
                 that yields the workers of a run (`rollout.context.Workers`), or None
     spread      setting to (its default, a value): with the values two processes of this machine make the episodes

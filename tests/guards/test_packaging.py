@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -167,24 +165,6 @@ def test_every_dependency_is_pinned_once() -> None:
     wanted = [line for group in groups for line in group]
     bare = {re.split(r"[<>=\[]", line)[0].lower() for line in wanted} - {"agentrl-cli"}
     assert bare <= {name.lower() for name in pins}
-
-
-def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
-    """pyproject, pins, documentation and the client name one release."""
-    assert PROJECT["optional-dependencies"]["vllm"] == [
-        f"vllm>={TESTED_VLLM},<{_next(TESTED_VLLM)}; sys_platform == 'linux'"
-    ]
-    assert f"\nvllm=={TESTED_VLLM}." in (ROOT / "constraints.txt").read_text()
-    reported = re.findall(
-        r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text()
-    )
-    assert len(reported) >= 2 and set(reported) == {TESTED_VLLM}
-    assert TESTED_VLLM in VLLM.start and "agentrl-cli[vllm]" in VLLM.start
-
-
-def _next(release: str) -> str:
-    major, minor = release.split(".")
-    return f"{major}.{int(minor) + 1}"
 
 
 def version() -> str:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config.models import ModelConfig
-from agentrl_cli.policies.remote.policy import HttpPolicy
-from agentrl_cli.policies.remote.wires import VLLM, Wire
 from agentrl_cli.types import Generation, Sampling, StopReason
 
 KNOWN = {
@@ -162,22 +160,6 @@ def sglang_answer(said: Generation, version: str) -> dict[str, Any]:
         "output_top_logprobs": [[[logp, id_, None]] for id_, logp in zip(ids, logps, strict=True)],
     }
     return {"text": "…", "output_ids": ids, "meta_info": meta}
-
-
-@asynccontextmanager
-async def policy_at(
-    handler: Any, wire: Wire = VLLM, model: str = "m", **given: Any
-) -> AsyncIterator[HttpPolicy]:
-    """A policy on a server that answers by a handler, or with 200 and always the same."""
-
-    async def always(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, handler
-
-    async with server(handler if callable(handler) else always) as url:
-        address = url if wire is VLLM else url.removesuffix("/v1")
-        policy = HttpPolicy(wire, address, model, **given)
-        yield policy
-        await policy.close()
 
 
 class StandIn:

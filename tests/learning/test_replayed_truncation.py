@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, PolicyError
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.policies.remote.wires import sampling_fields
 from agentrl_cli.store.codec import token_columns, tokens_of
 from agentrl_cli.types import Origin, Sampling, Tokens, supports
 from tests.learning.test_update import config, episodes
@@ -84,7 +83,5 @@ def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
 
 
 def test_where_it_cannot_be_had() -> None:
-    with pytest.raises(PolicyError, match="does not report the tokens"):
-        sampling_fields(Sampling(keep_support=True))
     with pytest.raises(ValueError, match="repetition_penalty changes"):
         Config.model_validate({"rollout": {"replay_truncation": True, "repetition_penalty": 1.1}})

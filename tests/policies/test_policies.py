@@ -1,4 +1,4 @@
-"""Policies without a model: scripted, and remote against stand-ins; and one of another project, named by its file."""
+"""Policies without a model: scripted, and text from a server; and one of another project, named by its file."""
 
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,15 @@ from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
+from agentrl_cli.errors import ConfigError, ModelError, NotFound, PolicyError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.policies.remote.policy import HttpPolicy
 from agentrl_cli.policies.remote.text import OpenAIPolicy
-from agentrl_cli.policies.remote.wires import VLLM
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import TOP_K, Episode, Sampling, StopReason
-from tests.helpers.remote import policy_at, server, vllm_answer
+from tests.helpers.remote import server
 from tests.helpers.train import episodes_of, trainer_of
 
 BYTES = ByteTokenizer()
@@ -76,87 +74,6 @@ async def test_scripted_by_function_and_by_mapping() -> None:
     mapped = ScriptedPolicy({"a": ["A"]}, BYTES)
     assert BYTES.decode((await mapped.generate("a", PROMPT, Sampling())).ids) == "A<|im_end|>"
     assert (await mapped.generate("z", PROMPT, Sampling())).ids.tolist() == [STOP]
-
-
-async def test_vllm_token_ids_in_and_out() -> None:
-    requests: list[dict[str, Any]] = []
-    out = [*BYTES.encode("ok"), STOP]
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        requests.append({"path": path, **body})
-        return 200, vllm_answer(out, [-0.1, -0.2, -0.3], new=len(requests) == 1)
-
-    async with policy_at(handler, api_key="k") as policy:
-        assert isinstance(policy, Policy)
-        require_trainable(policy)
-        for _ in range(2):  # with token_ids, and with token_id: texts only
-            said = await policy.generate(
-                "a", np.asarray(PROMPT, np.int32), Sampling(stop_ids=(STOP,), max_new_tokens=9)
-            )
-            assert said.ids.tolist() == out
-            np.testing.assert_allclose(said.logp_policy, [-0.1, -0.2, -0.3], rtol=1e-6)
-            np.testing.assert_allclose(said.logp_sampled, said.logp_policy)
-            assert said.top_ids[0].tolist() == [out[0], 7, -1, -1, -1]
-            assert said.stop_reason is StopReason.STOP and said.weights_version == "m"
-    request = requests[0]
-    assert request["path"] == "/v1/completions"
-    assert request["prompt"] == PROMPT
-    assert request["return_tokens_as_token_ids"] is True and request["stop_token_ids"] == [STOP]
-    assert "Authorization: Bearer k" in request["_headers"]
-
-
-async def test_vllm_says_what_its_log_probabilities_are() -> None:
-    answer = vllm_answer([65], [-0.5], "length")
-    async with policy_at(answer) as raw, policy_at(answer, processed=True) as processed:
-
-        async def known(policy: HttpPolicy, sampling: Sampling) -> tuple[bool, bool]:
-            said = await policy.generate("a", PROMPT, sampling)
-            assert said.stop_reason is StopReason.LENGTH
-            return not np.isnan(said.logp_sampled[0]), not np.isnan(said.logp_policy[0])
-
-        assert await known(raw, Sampling()) == (True, True)
-        assert await known(raw, Sampling(temperature=0.7)) == (False, False)
-        assert await known(raw, Sampling(top_p=0.9)) == (False, True)
-        assert await known(processed, Sampling(temperature=0.7)) == (True, True)
-        assert await known(processed, Sampling(top_p=0.9)) == (True, False)
-
-
-async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> None:
-    answers: list[tuple[int, Any]] = [
-        (429, {"error": "busy"}),
-        (503, b"down"),
-        (200, vllm_answer([STOP], [0.0])),
-    ]
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return answers.pop(0)
-
-    async with policy_at(handler, retries=2) as policy:
-        url = policy.endpoint.url
-        assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
-        textual = vllm_answer([65], [0.0], new=False)
-        textual["choices"][0]["logprobs"]["tokens"] = ["A"]
-        for answer, reason in (
-            ((404, {"error": "no model m"}), "answered 404.*no model m"),
-            ((200, textual), "does not send token ids"),
-        ):
-            tries = (
-                3 if answer[0] == 200 else 1
-            )  # a body that cannot be used is asked for again, as a busy server is
-            answers += [answer] * tries
-            with pytest.raises(PolicyError, match=reason) as failed:
-                await policy.generate("a", PROMPT, Sampling())
-            assert (
-                not answers
-                and url in failed.value.message
-                and isinstance(failed.value, BadAnswer) == (tries == 3)
-            )
-    closed = HttpPolicy(VLLM, url, "m", retries=0)
-    with pytest.raises(PolicyError, match="cannot be reached"):
-        await closed.generate("a", PROMPT, Sampling())
-    await closed.close()
-    with pytest.raises(PolicyError, match="not an HTTP address"):
-        HttpPolicy(VLLM, "localhost:8000", "m")
 
 
 async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
@@ -364,4 +281,4 @@ def test_backends_are_looked_up_by_name(tmp_path: Path, model: Path) -> None:
         load("vlm")
     assert "agentrl.policies" in unknown.value.hint
     with pytest.raises(ConfigError, match=r"remote\.backend needs remote\.url"):
-        load("vllm")
+        load("openai")

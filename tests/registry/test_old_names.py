@@ -8,7 +8,6 @@ import pytest
 
 from agentrl_cli.config.losses import LOSSES, Loss
 from agentrl_cli.learning.losses import LossInput
-from agentrl_cli.policies.remote.servers import Servers
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import MODULES, OBJECTS
 from agentrl_cli.registry.plugins import offers
@@ -107,5 +106,5 @@ def test_methods_that_users_override_under_old_names_are_called() -> None:
 
     with pytest.warns(FutureWarning, match="Own.published is now Own.last_published"):
         adopt_override(Own, "published", "last_published")
-    adopt_override(Servers, "published", "last_published")  # not without an old name
+    adopt_override(Tool, "published", "last_published")  # not without an old name
     assert vars(Own)["last_published"](Own()) == "weights"

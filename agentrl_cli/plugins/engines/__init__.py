@@ -1,4 +1,4 @@
-"""A vLLM server of this machine, which a run or a command starts and ends."""
+"""Policies on vLLM and SGLang servers, and a vLLM server of this machine, which a run or a command starts and ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ HERE = "agentrl_cli.plugins.engines"
 OFFERS = {
     "moved": {
         "policies.remote.engine": "plugins.engines.server",
+        "policies.remote.policy": "plugins.engines.policy",
+        "policies.remote.servers": "plugins.engines.servers",
+        "policies.remote.wires": "plugins.engines.wires",
     },
     "commands": {
         "engine": ("Run", f"{HERE}.command:app", "Install and start a vLLM server of the model")
@@ -21,5 +24,7 @@ OFFERS = {
         ),
     },
     "settings": {"engine": f"{HERE}.settings:EngineConfig"},
+    "policies": {"vllm": f"{HERE}.servers:vllm", "sglang": f"{HERE}.servers:sglang"},
+    "probes": {"vllm": f"{HERE}.doctor:check_vllm"},
     "servers": {"engine": f"{HERE}.server:start_for_run"},
 }

@@ -44,6 +44,13 @@ BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 RESERVED = ("--host", "--port", "--uds", "--api-key")
 
 _LOG = logging.getLogger(__name__)
+_RUNNING: dict[str, Server] = {}
+"""The servers that this process started, by their addresses."""
+
+
+def starting_at(url: str) -> Callable[[], bool] | None:
+    """Return how to ask whether the server at an address is started again now; None: it is not this process's."""
+    return _RUNNING[url].starting if url in _RUNNING else None
 
 
 def environment(config: Config) -> Path:
@@ -246,8 +253,10 @@ async def run_server(
     os.environ[KEY] = key
     try:
         await server.open()
+        _RUNNING[meant.remote.address] = server
         yield server
     finally:
+        _RUNNING.pop(meant.remote.address, None)
         await server.close()
         if first:
             del os.environ[KEY]
@@ -256,8 +265,11 @@ async def run_server(
 @contextlib.asynccontextmanager
 async def start_for_run(
     config: Config, base: Path, logs: Path, spec: str | None
-) -> AsyncIterator[Server | None]:
-    """Start the server that `engine.start` asks for; None if it does not, or if another model is named by `spec`."""
+) -> AsyncIterator[Config | None]:
+    """Start the server that `engine.start` asks for, and yield the settings that mean it.
+
+    None if it does not, or if another model is named by `spec`.
+    """
     if not config.section(EngineConfig).start or spec not in (None, config.model.name):
         yield None
         return
@@ -266,7 +278,7 @@ async def start_for_run(
     print("Starting a vLLM server for this run …", file=sys.stderr, flush=True)
     folder = model_folder(config.model.name, config.model, base=base)
     async with run_server(config, folder, logs / f"engine-{os.getpid()}.log") as server:
-        yield server
+        yield server.config
 
 
 def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:

@@ -26,8 +26,7 @@ from agentrl_cli.errors import AgentRLError, NotFound, RunFailed, device_fault
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.plugins.ray.relay import Message, Relay
-from agentrl_cli.policies.protocols import TrainablePolicy, require_trainable
-from agentrl_cli.policies.remote.policy import Published
+from agentrl_cli.policies.protocols import Published, TrainablePolicy, require_trainable
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.parts import open_parts

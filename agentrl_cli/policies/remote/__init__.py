@@ -1,1 +1,1 @@
-"""Policies that sample on a server: vLLM, SGLang, and anything that speaks OpenAI's completions."""
+"""HTTP to inference servers, and a policy on any that speaks OpenAI's completions."""

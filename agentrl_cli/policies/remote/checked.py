@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import BadAnswer
-from agentrl_cli.types import TOP_K, Float32, Int32, Sampling, StopReason
+from agentrl_cli.types import Float32, StopReason
 
 Answer = dict[str, Any]
 ABOVE_ZERO = 1e-3
@@ -62,59 +62,16 @@ def items(value: Any, name: str) -> list[Any]:
     return value
 
 
-def token_ids(values: Sequence[Any], sampling: Sampling, vocabulary: int | None) -> list[int]:
-    """Return sampled ids: at least one, inside the vocabulary, no more than requested."""
-    limit = vocabulary or np.iinfo(np.int32).max
-    for id_ in values:
-        if not _is_id(id_, 0, limit):
-            raise BadAnswer(
-                f"sent the token id {excerpt(id_)}, which is outside the vocabulary of {limit}"
-            )
-    if not values:
-        raise BadAnswer("sent no tokens")
-    if len(values) > sampling.max_new_tokens:
-        raise BadAnswer(f"sent {len(values)} tokens where {sampling.max_new_tokens} were asked for")
-    return list(values)
-
-
 def log_probabilities(values: Sequence[Any], count: int) -> Float32:
     """Return one for each id, finite and at most 0."""
     if len(values) != count:
         raise BadAnswer(f"sent {len(values)} log-probabilities for {count} tokens")
     for value in values:
-        if not _is_number(value) or not math.isfinite(value) or value > ABOVE_ZERO:
+        if not is_number(value) or not math.isfinite(value) or value > ABOVE_ZERO:
             raise BadAnswer(
                 f"sent the log-probability {excerpt(value)}; one is finite and at most 0"
             )
     return np.minimum(np.asarray(values, np.float32), np.float32(0))
-
-
-def alternatives(
-    rows: Sequence[Sequence[tuple[Any, Any]]], count: int, vocabulary: int | None
-) -> tuple[Int32, Float32]:
-    """Return [count, TOP_K] ids (-1 if absent) and log-probabilities (NaN) of the likeliest tokens, best first.
-
-    There may be none, and one without a probability is left out. An id of -1 stands for a token without an id.
-    """
-    if rows and len(rows) != count:
-        raise BadAnswer(f"sent the likeliest tokens of {len(rows)} places for {count} tokens")
-    limit = vocabulary or np.iinfo(np.int32).max
-    ids = np.full((count, TOP_K), -1, np.int32)
-    logps = np.full((count, TOP_K), np.nan, np.float32)
-    for place, row in enumerate(rows):
-        for id_, logp in row:
-            if not _is_id(id_, -1, limit):
-                raise BadAnswer(
-                    f"sent {excerpt(id_)} among the likeliest tokens, outside the vocabulary of {limit}"
-                )
-            if logp not in (None, -math.inf) and not (_is_number(logp) and logp <= ABOVE_ZERO):
-                raise BadAnswer(
-                    f"sent the log-probability {excerpt(logp)} among the likeliest tokens"
-                )
-        known = [pair for pair in row if pair[1] not in (None, -math.inf)]
-        for column, (id_, logp) in enumerate(sorted(known, key=lambda pair: -pair[1])[:TOP_K]):
-            ids[place, column], logps[place, column] = id_, min(logp, 0.0)
-    return ids, logps
 
 
 def finish(value: Any, known: Mapping[str, StopReason]) -> StopReason:
@@ -134,9 +91,6 @@ def excerpt(value: Any) -> str:
         return type(value).__name__
 
 
-def _is_id(value: Any, least: int, limit: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < limit
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of an answer is a number that arithmetic can take."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30

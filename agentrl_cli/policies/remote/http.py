@@ -327,7 +327,7 @@ def connection(config: PolicySettings, url: str = "") -> dict[str, Any]:
     remote = config.remote
     if not (url or remote.address):
         raise ConfigError(
-            "remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1."
+            "remote.backend needs remote.url.", hint="For example http://host:8000/v1."
         )
     key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
     if remote.api_key_env and not key:

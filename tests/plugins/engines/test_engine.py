@@ -12,9 +12,9 @@ import pytest
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
+from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.server import KEY, install, run_server
-from agentrl_cli.policies.remote.policy import HttpPolicy
-from agentrl_cli.policies.remote.wires import VLLM
+from agentrl_cli.plugins.engines.wires import VLLM
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
@@ -93,7 +93,6 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
     async with run_server(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
         url = found.config.remote.address
         policy = HttpPolicy(VLLM, url, "base", retries=0)
-        policy.endpoint.starting = found.starting
         first = ask(url)["pid"]
         with contextlib.suppress(ConnectionError):
             ask(f"{url}/die")

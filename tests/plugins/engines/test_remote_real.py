@@ -1,6 +1,6 @@
 """Training with a real vLLM server, where there is one to start.
 
-    AGENTRL_VLLM=/path/of/a/venv/bin/vllm python -m pytest tests/policies/test_remote_real.py
+    AGENTRL_VLLM=/path/of/a/venv/bin/vllm python -m pytest tests/plugins/engines/test_remote_real.py
 
 Whole weights and adapters, a temperature with processed log-probabilities, a model that the server does not know. The
 stand-ins of test_remote.py speak the same formats and run everywhere; this shows that they do.
@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.remote.policy import HttpPolicy
-from agentrl_cli.policies.remote.wires import VLLM as WIRE
+from agentrl_cli.plugins.engines.policy import HttpPolicy
+from agentrl_cli.plugins.engines.wires import VLLM as WIRE
 from agentrl_cli.types import Sampling
 from tests.helpers.remote import SILENT
 from tests.helpers.train import STOP, trainer_of, write_model

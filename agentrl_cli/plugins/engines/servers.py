@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
-from agentrl_cli.policies.protocols import OnToken, Policy, PolicySource
+from agentrl_cli.plugins.engines.policy import HttpPolicy, drop_older
+from agentrl_cli.plugins.engines.wires import SGLANG, VLLM, Wire
+from agentrl_cli.policies.protocols import OnToken, Policy, PolicySource, Published
 from agentrl_cli.policies.remote.http import ServerError, Unreachable
-from agentrl_cli.policies.remote.policy import HttpPolicy, Published, drop_older
-from agentrl_cli.policies.remote.wires import SGLANG, VLLM, Wire
 from agentrl_cli.types import Generation, Int32, Sampling
 
 LONGEST_PAUSE = 60.0

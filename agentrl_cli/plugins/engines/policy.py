@@ -14,15 +14,17 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.protocols import OnToken, PolicySource
-from agentrl_cli.policies.remote.checked import alternatives, finish, log_probabilities, token_ids
+from agentrl_cli.plugins.engines.report import check_report
+from agentrl_cli.plugins.engines.server import starting_at
+from agentrl_cli.plugins.engines.wires import Wire
+from agentrl_cli.policies.protocols import OnToken, PolicySource, Published
 from agentrl_cli.policies.remote.http import (
     MAX_BODY,
     NO_IMAGES,
@@ -31,28 +33,10 @@ from agentrl_cli.policies.remote.http import (
     ServerError,
     connection,
 )
-from agentrl_cli.policies.remote.wires import Report, Wire
-from agentrl_cli.types import Generation, Int32, Sampling, StopReason
+from agentrl_cli.types import Generation, Int32, Sampling
 
 STABLE = "STABLE"
 """Marks a folder of weights as complete."""
-FINISH = {
-    "stop": StopReason.STOP,
-    "length": StopReason.LENGTH,
-    "abort": StopReason.CANCELLED,
-}
-"""Finish reasons of the servers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Weights that one process had the servers load, for other processes that sample from the same servers."""
-
-    folder: Path
-    label: str
-    """The servers' name of an adapter."""
-    lost: frozenset[str] = frozenset()
-    """Addresses of the servers that do not have them yet."""
 
 
 class TurnGate:
@@ -123,26 +107,6 @@ def drop_older(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def check_report(report: Report, sampling: Sampling, vocabulary: int | None) -> Generation:
-    """Return a server's report as a turn of the version that it names. Raises BadAnswer."""
-    ids = token_ids(report.ids, sampling, vocabulary)
-    logps = log_probabilities(report.logps, len(ids))
-    top_ids, top_logps = alternatives(report.tops, len(ids), vocabulary)
-    reason = finish(report.finish_reason, FINISH)
-    if reason is StopReason.STOP and sampling.stop_strings and ids[-1] not in sampling.stop_ids:
-        reason = StopReason.STOP_STRING
-    return Generation(
-        np.asarray(ids, np.int32),
-        logps,
-        logps.copy(),
-        np.full(len(ids), np.nan, np.float32),
-        top_ids,
-        top_logps,
-        reason,
-        report.version,
-    )
-
-
 class HttpPolicy(RemotePolicy):
     """A server that takes token ids; `wire` is its API."""
 
@@ -183,6 +147,7 @@ class HttpPolicy(RemotePolicy):
         self.save = save
         self.sync_dir = sync_dir
         self._base = model
+        self.endpoint.starting = starting_at(url)
         self.sleeps = False
         """Whether `sleep` frees the server's memory (vLLM)."""
         self.mark = secrets.token_hex(3)

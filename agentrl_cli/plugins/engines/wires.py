@@ -11,31 +11,18 @@ others is noticed. Adapters need `--enable-lora`. Either server must be able to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.plugins.engines.report import Pairs, Report
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, items, part
 from agentrl_cli.types import TOP_K, Sampling
 
 ID = "token_id:"
 TESTED_VLLM = "0.32"
 """The release of vLLM that this client is tested with; the extra `vllm` brings it."""
-Pairs = list[tuple[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The fields of a server's answer, unchecked."""
-
-    ids: Sequence[Any]
-    logps: Sequence[Any]
-    tops: Sequence[Sequence[tuple[Any, Any]]]
-    """(id, log-probability) of the likeliest tokens at each place."""
-    finish_reason: Any
-    version: str = ""
-    """The weights that made the answer; empty if the server does not name them."""
 
 
 @dataclass(frozen=True, slots=True)
