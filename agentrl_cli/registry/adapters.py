@@ -9,6 +9,7 @@ They are asked in the order of `plugins.PLUGINS`, those of outsiders last. The k
     table        (where, names to functions of a mapping, schemas) to a list of Tools
     environment  (where, class or classes by name, folder) to a list of Tools
     openapi      (where, a file or a mapping with `file`, folder) to a list of Tools
+    mcp          (where, servers by name or a mapping with their file, folder) to a list of Tools
     service      (file of a description) to an entry of `tools:`, the names of its tools, and notes for the author
     reward       (function, its parameters, keyword arguments) to a function of (episode, ctx)
     interaction  (class, config) to a maker of Interactions

@@ -75,6 +75,7 @@ from typing import Any
 PLUGINS: dict[str, str] = {
     "verl": "agentrl_cli.plugins.verl:OFFERS",  # the forms of its rows and rewards are the narrowest: asked first
     "minimind": "agentrl_cli.plugins.minimind:OFFERS",
+    "mcp_client": "agentrl_cli.plugins.mcp_client:OFFERS",
     "certify": "agentrl_cli.plugins.certify:OFFERS",
     "datasets": "agentrl_cli.plugins.datasets:OFFERS",
     "browser": "agentrl_cli.plugins.browser:OFFERS",

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,14 +49,13 @@ class Limits(BaseModel):
     external: StrictBool | None = None
 
 
-ADAPTED = ("openapi", "environment")
-"""Keys whose value a plugin turns into tools."""
+ADAPTED = ("mcp", "openapi", "environment")
+"""Keys whose value a plugin turns into tools; such a word as `type` of `config` names one, too."""
 KEYS = {
     *(
         "class_name",
         "config",
         "tool_schema",
-        "mcp",
         "name",
         "description",
         "parameters",
@@ -104,10 +102,10 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: `config` must be a mapping.")
-    if entry.get("mcp") is not None or config.get("type") == "mcp":
-        found = _mcp(where, entry, folder)
-    elif kind := next((kind for kind in ADAPTED if entry.get(kind) is not None), ""):
-        found = adapt(kind, where, entry[kind], folder)
+    named = [kind for kind in ADAPTED if entry.get(kind) is not None or config.get("type") == kind]
+    if named:
+        kind = named[0]
+        found = adapt(kind, where, entry.get(kind), folder)
         if found is None:
             raise ConfigError(f"{where}: no plugin of this installation reads `{kind}`.")
     elif entry.get("class_name") is not None:
@@ -197,37 +195,6 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
         "properties": properties,
         **({"required": required} if required else {}),
     }
-
-
-def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
-    """Return the tools of MCP servers by name, or from a server file with a selection of their tools."""
-    from agentrl_cli.tools.mcp import mcp_tools
-
-    given = dict(entry.get("mcp") or {})
-    selected = given.pop("tool_selected_list", None)
-    path = given.pop("mcp_servers_config_path", None)
-    if path is not None:
-        file = folder / str(path)
-        try:
-            given |= json.loads(file.read_text(encoding="utf-8")).get("mcpServers") or {}
-        except FileNotFoundError:
-            raise ConfigError(f"{where}: {file} does not exist.") from None
-        except (ValueError, AttributeError) as error:
-            raise ConfigError(f"{file} is not JSON with `mcpServers`: {error}") from error
-    if not given:
-        raise ConfigError(f"{where}: no MCP server is named.")
-    tools: list[Tool] = []
-    for name, server in given.items():
-        tools += mcp_tools(where, str(name), server, folder)
-    if selected is not None:
-        known = {tool.name for tool in tools}
-        missing = sorted(set(selected) - known)
-        if missing:
-            raise ConfigError(
-                f"{where}: the servers have no {', '.join(missing)}.",
-                hint=f"They have {_names(known)}.",
-            )
-    return [tool for tool in tools if selected is None or tool.name in selected]
 
 
 def _with_limits(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:

@@ -70,10 +70,6 @@ async def test_the_short_form(tmp_path: Path) -> None:
             "calculator has no parameter x; it has expression",
         ),
         ({"class_name": "pathlib.Path"}, "neither a Tool nor a class that a plugin reads"),
-        ({"mcp": {"x": {"command": "a", "url": "b"}}}, "either a command or a url"),
-        ({"mcp": {"x": {"command": "a", "sesion": "b"}}}, "sesion"),
-        ({"mcp": {"mcp_servers_config_path": "missing.json"}}, "does not exist"),
-        ({"mcp": {}}, "no MCP server is named"),
     ],
 )
 def test_entries_that_cannot_be(tmp_path: Path, entry: object, words: str) -> None:

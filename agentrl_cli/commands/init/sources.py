@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -32,7 +31,6 @@ from agentrl_cli.reports.reference import FILE, curve_file, describe_bases, roll
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.sources import FILES
-from agentrl_cli.tools.mcp import mcp_tools
 
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
@@ -78,8 +76,6 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     `python` is the interpreter that has another project's packages; this one without it.
     Raises UsageError or one of its kinds for what cannot be used, EnvError if a file's code fails.
     """
-    if source.startswith("mcp:"):
-        return _mcp(draft, source.removeprefix("mcp:"))
     kind, _, name = source.partition(":")
     if kind in offers("programs"):
         return _foreign(draft, kind, name, python)
@@ -275,20 +271,3 @@ def _openapi(draft: Draft, path: Path) -> None:
     draft.notes += notes
     draft.tools.append(entry)
     draft.names += names
-
-
-def _mcp(draft: Draft, target: str) -> None:
-    """A server by its address or command; files among its arguments become absolute paths."""
-    server: dict[str, Any] = {"url": target}
-    if not target.startswith(("http://", "https://")):
-        words = shlex.split(target)
-        if not words:
-            raise UsageError(
-                "No MCP server is named.",
-                hint='--from "mcp:python server.py", or mcp:http://host/mcp',
-            )
-        placed = [str(Path(word).resolve()) if Path(word).is_file() else word for word in words[1:]]
-        server = {"command": words[0], "args": placed}
-    tools = mcp_tools("--from", "server", server, Path.cwd())
-    draft.tools.append({"mcp": {"server": server}})
-    draft.names += [tool.name for tool in tools]

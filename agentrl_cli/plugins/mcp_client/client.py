@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.plugins.mcp_client.server import Server, connect, list_tools, reason, tail
 from agentrl_cli.tools.base import Tool, ToolContext
-from agentrl_cli.tools.mcp_server import Server, connect, list_tools, reason, tail
 from agentrl_cli.types import ToolResult
 
 IDLE = 60.0

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.plugins.mcp_client.client import Connection, mcp_tools
+from agentrl_cli.plugins.mcp_client.server import reset_tools
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
-from agentrl_cli.tools.mcp import Connection, mcp_tools
-from agentrl_cli.tools.mcp_server import reset_tools
 from tests.helpers.processes import comes
 
 pytest.importorskip("mcp")
@@ -244,6 +244,21 @@ async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Pa
 def test_servers_that_cannot_be_used(folder: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(EnvError, match=said):
         mcp_tools("here", "small", given, folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"mcp": {"x": {"command": "a", "url": "b"}}}, "either a command or a url"),
+        ({"mcp": {"x": {"command": "a", "sesion": "b"}}}, "sesion"),
+        ({"mcp": {"mcp_servers_config_path": "missing.json"}}, "does not exist"),
+        ({"mcp": {}}, "no MCP server is named"),
+    ],
+)
+def test_entries_that_cannot_be(tmp_path: Path, entry: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_tools([entry], tmp_path)
+    assert words in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_server_is_not_waited_for_for_ever(folder: Path) -> None:
