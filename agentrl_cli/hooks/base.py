@@ -67,10 +67,6 @@ HOOKS: dict[str, str | object] = {
 
 LOGGERS: dict[str, str | object] = {
     "jsonl": "agentrl_cli.hooks.loggers:JsonlLogger",
-    "tensorboard": "agentrl_cli.hooks.loggers:TensorBoard",
-    "wandb": "agentrl_cli.hooks.loggers:Wandb",
-    "trackio": "agentrl_cli.hooks.loggers:Trackio",
-    "mlflow": "agentrl_cli.hooks.loggers:MLflow",
 }
 
 log = logging.getLogger("agentrl.hooks")

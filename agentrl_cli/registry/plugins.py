@@ -100,6 +100,7 @@ PLUGINS: dict[str, str] = {
     "textarena": "agentrl_cli.plugins.textarena:OFFERS",
     "textworld": "agentrl_cli.plugins.textworld:OFFERS",
     "traces": "agentrl_cli.plugins.traces:OFFERS",
+    "trackers": "agentrl_cli.plugins.trackers:OFFERS",
     "trl": "agentrl_cli.plugins.trl:OFFERS",
     "verifiers": "agentrl_cli.plugins.verifiers:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",

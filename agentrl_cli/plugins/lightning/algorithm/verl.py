@@ -24,7 +24,7 @@ from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.hooks import LOGGERS
 from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO
-from agentrl_cli.registry import resolve
+from agentrl_cli.registry import names, resolve
 
 _LOG = logging.getLogger(__name__)
 ACTOR, ROLLOUT, MODEL = (
@@ -195,6 +195,6 @@ def _steps(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
         out["train.eval.every"] = max(0, test)
     named = given.get("trainer.logger")
     loggers = [named] if isinstance(named, str) else list(named or ())
-    if known := [name for name in loggers if name in LOGGERS]:
+    if known := [name for name in loggers if name in names("loggers", LOGGERS)]:
         out["loggers"] = known
     return out

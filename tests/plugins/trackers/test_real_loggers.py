@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.hooks.loggers import MLflow, Trackio, Wandb
+from agentrl_cli.plugins.trackers.loggers import MLflow, Trackio, Wandb
 from agentrl_cli.types import Episode, RewardPart, ToolCall, Turn
 from tests.hooks.test_loggers import drive, run_in
 
