@@ -94,7 +94,6 @@ async def open_runtime(
     """
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.load import load_policy
-    from agentrl_cli.policies.protocols import Reachable
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
@@ -105,17 +104,13 @@ async def open_runtime(
         parts = await stack.enter_async_context(opened)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        served = loading or config
-        for name in offers("servers"):
-            starting = resolve("servers", {}, name)(served, base, db.parent / "logs", spec)
-            served = await stack.enter_async_context(starting) or served
+        served = await _start_servers(stack, loading or config, base, db, spec)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held
         )
         stack.push_async_callback(loaded.policy.close)
-        if isinstance(loaded.policy, Reachable):
-            await loaded.policy.reach()
+        await _require_servers(loaded.policy)
         if trainable and any(pack.tools for pack in parts.packs.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
@@ -132,6 +127,24 @@ async def open_runtime(
         made = Runtime(config, base, *opened_parts)
         stack.push_async_callback(made.close)
         yield made
+
+
+async def _start_servers(
+    stack: contextlib.AsyncExitStack, config: Config, base: Path, db: Path, spec: str | None
+) -> Config:
+    """Start the servers that plugins offer for a run; return the settings that mean them."""
+    for name in offers("servers"):
+        starting = resolve("servers", {}, name)(config, base, db.parent / "logs", spec)
+        config = await stack.enter_async_context(starting) or config
+    return config
+
+
+async def _require_servers(policy: Policy) -> None:
+    """Raise PolicyError unless the servers of a policy that has any answer."""
+    from agentrl_cli.policies.protocols import Reachable
+
+    if isinstance(policy, Reachable):
+        await policy.reach()
 
 
 def one_heap() -> None:

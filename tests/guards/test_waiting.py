@@ -30,7 +30,7 @@ LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyt
 ]["timeout"]
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
-    "policies/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
+    "plugins/engines/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
     "tools/test_tools.py::test_timeout_concurrency_and_rate": "a rate is a least time, never a most",
 }
 """What may look at a clock, and why."""

@@ -59,9 +59,9 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="SOURCE",
-        help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json, mcp:COMMAND"
+        help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json"
         + "".join(f", {name}:PACKAGE" for name in offers("programs"))
-        + "".join(f", {name}:PATH" for name in offers("sources"))
+        + "".join(f", {name}:WHERE" for name in offers("sources"))
         + "; repeatable.",
     ),
 ]

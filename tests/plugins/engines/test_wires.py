@@ -1,4 +1,4 @@
-"""What vLLM and SGLang are sent, what their answers mean, the release that is tested, and doctor's check of it."""
+"""Requests to vLLM and their answers, the release that is tested, and doctor's check of it."""
 
 import re
 import tomllib

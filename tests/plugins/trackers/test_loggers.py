@@ -1,4 +1,4 @@
-"""What reaches the libraries of metrics, and what is said where one is missing."""
+"""Metrics reach the libraries, and a library that is missing is named."""
 
 import importlib.util
 import sys
