@@ -98,17 +98,17 @@ class Execution:
         self._used = 0.0
         self._waits: dict[tuple[int, str], float] = {}
         """Seconds that each thread of the box had waited for a processor at the last look."""
-        self._waited = 0.0
-        self.forgiven = 0.0
-        """Seconds by which the deadline was moved: others had the processors."""
-        self._room = (BUSY - 1) * limits["wall"]
-        """Seconds by which it may still be moved."""
+        self._began, self._longest = self.started, 0.0
+        """When the limits began, and the seconds since then that the thread waited which waited longest."""
+        self.forgiven = self._moved = 0.0
+        """Seconds by which the deadline was moved, since others had the processors: in all, and since `_began`."""
 
     def restart(self, end: float) -> None:
         """Sets fresh limits of wall and CPU time for the next call; the deadline is not later than `end`, as moved."""
         self._forgive()
-        self.deadline = min(time.monotonic() + self.limits["wall"], end + self.forgiven)
-        self._room = (BUSY - 1) * self.limits["wall"]
+        self._began = time.monotonic()
+        self._longest = self._moved = 0.0
+        self.deadline = min(self._began + self.limits["wall"], end + self.forgiven)
         self._cpu_before, self._used = None, 0.0
 
     def cpu(self, pids: list[int]) -> float:
@@ -127,8 +127,8 @@ class Execution:
         if now - self._looked >= _TICK or now >= self.deadline:
             pids = self.tree.pids()
             used = self.cpu(pids)
-            self._wait(now - self._looked, used, pids)
-            self._looked = now
+            self._wait(now - self._looked, pids)
+            self._looked, self._used = now, used
             if now >= self.deadline and not self._forgive():
                 return "timeout:wall"
             if used > self.limits["cpu"]:
@@ -139,27 +139,35 @@ class Execution:
                 return f"disk_limit:{full}"
         return ""
 
-    def _wait(self, elapsed: float, used: float, pids: list[int]) -> None:
-        """Adds to `_waited` the seconds that the execution waited for a processor since the last look.
-
-        That is the thread that waited longest; a box that computes all the same, in many processes, waits for itself.
-        """
+    def _wait(self, elapsed: float, pids: list[int]) -> None:
+        """Adds the seconds since the last look that the thread waited for a processor which waited longest."""
         waits = processes.waits(pids)
         longest = max(
             (seconds - self._waits.get(thread, 0.0) for thread, seconds in waits.items()),
             default=0.0,
         )
-        self._waited += max(0.0, min(longest, elapsed - (used - self._used)))
-        self._waits, self._used = waits, used
+        # A session's process has waited before this execution too.
+        self._longest += longest if self._waits else min(longest, elapsed)
+        self._waits = waits
+
+    def _waited(self) -> float:
+        """Return the seconds of waiting for others that the deadline was not moved by so far.
+
+        The kernel counts a wait when it ends, so waiting is compared with the whole time, not from look to look. While
+        the box itself computes, in many processes, it waits for itself.
+        """
+        free = time.monotonic() - self._began - self._used
+        room: float = (BUSY - 1) * self.limits["wall"]
+        return max(0.0, min(self._longest, free, room) - self._moved)
 
     def _forgive(self) -> bool:
         """Moves the deadline by the seconds waited for a processor, and informs the host. False if there were none."""
-        more, self._waited = min(self._waited, self._room), 0.0
+        more = self._waited()
         if more < _LEAST:
             return False
         self.deadline += more
         self.forgiven += more
-        self._room -= more
+        self._moved += more
         framing.send(self.host, {"more": round(more, 3)})
         return True
 
@@ -167,7 +175,7 @@ class Execution:
         """Return the answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
         header["seconds"] = round(
-            max(0.0, time.monotonic() - self.started - self.forgiven - self._waited), 6
+            max(0.0, time.monotonic() - self.started - self.forgiven - self._waited()), 6
         )
         header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
         return header, out + err

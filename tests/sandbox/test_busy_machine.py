@@ -12,7 +12,7 @@ from agentrl_cli.sandbox import Status
 from agentrl_cli.sandbox.grading import grade
 from tests.helpers.sandbox import open_sandbox
 
-OTHERS = 3
+OTHERS = 4
 COMPUTE = "import time\nwhile time.process_time() < {seconds}: pass\n"
 
 
@@ -43,16 +43,16 @@ def busy() -> Iterator[None]:
 
 async def test_only_what_others_take_of_the_processor_does_not_count(busy: None) -> None:
     """Each computes for less CPU time than its wall limit, and takes longer than that limit by the clock."""
-    async with await open_sandbox(workers=1, wall=0.9, cpu=5.0) as sandbox:
+    async with await open_sandbox(workers=1, wall=0.5, cpu=5.0) as sandbox:
         session = await sandbox.session()
-        program = COMPUTE.format(seconds=0.4) + "print('done')"
-        for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.4))):
+        program = COMPUTE.format(seconds=0.3) + "print('done')"
+        for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.3))):
             assert (result.status, result.stdout) == (Status.OK, "done\n"), result
         assert (await session.cell("print(x)")).stdout == "1\n"
-        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.4\n"
+        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.3\n"
         slow += "    while time.process_time() < end: pass\n    return n"
         assert (await grade(session, slow, [{"call": "f", "args": [1], "expect": 1}])).passed == 1
-        slow = COMPUTE.format(seconds=0.4) + "print(input())"
+        slow = COMPUTE.format(seconds=0.3) + "print(input())"
         assert (await grade(session, slow, [{"stdin": "1\n", "stdout": "1\n"}])).passed == 1
         for code in ("import time\ntime.sleep(3600)", "while True: pass"):
             result = await session.run(code, wall=0.3)
