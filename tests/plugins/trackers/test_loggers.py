@@ -34,7 +34,9 @@ class FakeRun:
     """A stand-in for the run objects of wandb and trackio."""
 
     def __init__(self, **given: Any) -> None:
-        self.given, self.rows, self.ended = given, [], []  # type: ignore[var-annotated]
+        self.given = given
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[dict[str, Any]] = []
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append((step, dict(metrics)))
@@ -81,7 +83,8 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Client:
         def __init__(self, uri: str) -> None:
-            self.uri, self.calls = uri, []  # type: ignore[var-annotated]
+            self.uri = uri
+            self.calls: list[tuple[Any, ...]] = []
             made.append(self)
 
         def get_experiment_by_name(self, name: str) -> None:
