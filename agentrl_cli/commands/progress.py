@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self, what: str, total: int, *, eta: bool = True) -> None:
         self.what, self.total, self.done, self.eta = what, total, 0, eta
+        self._counted = 0  # in this process: a resumed training begins with `done` further on
         self._started = self._said = time.monotonic()
         self._bar: Any = None
 
@@ -47,16 +48,16 @@ class Progress:
     def advance(self, note: str = "") -> None:
         """Count one more as done; `note` is printed beside the bar."""
         self.done += 1
+        self._counted += 1
         if self._bar is not None:
             note = f"{self.what} {note}".strip()
             self._bar.update(self._task, completed=self.done, total=self.total, description=note)
             return
         now = time.monotonic()
         if now - self._said >= EVERY:
+            from agentrl_cli.hooks.waits import duration  # late: it loads asyncio
+
             self._said = now
-            left = (now - self._started) / self.done * (self.total - self.done)
-            print(
-                f"{self.what} {self.done}/{self.total} {note}  ETA {left:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            left = (now - self._started) / self._counted * (self.total - self.done)
+            line = f"{self.what} {self.done}/{self.total} {note}  ETA {duration(left)}"
+            print(line, file=sys.stderr, flush=True)

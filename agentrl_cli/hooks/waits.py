@@ -42,7 +42,7 @@ class Wait:
         """Return it as a line, with its age at a time."""
         whose = f" of episode {self.episode}" * bool(self.episode)
         began = time.strftime("%H:%M:%S", time.localtime(self.since))
-        return f"{self.text}{whose}, since {began} ({age(now - self.since)})"
+        return f"{self.text}{whose}, since {began} ({duration(now - self.since)})"
 
 
 _numbers = itertools.count(1)
@@ -92,9 +92,13 @@ def waits() -> list[Wait]:
     return sorted(shown, key=lambda one: one.number)
 
 
-def age(seconds: float) -> str:
-    """Return a duration for people."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def duration(seconds: float) -> str:
+    """Return a time for people, in two units at most: `37 s`, `12 min`, `2 h 53 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 Report = Callable[[Sequence[str]], None]

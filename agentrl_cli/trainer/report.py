@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import thread_metrics
+from agentrl_cli.hooks.waits import duration
 from agentrl_cli.reports import diagnosis
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
@@ -328,15 +329,6 @@ class Reporter:
     def log(self, level: str, text: str) -> None:
         self.narrate(text)  # first: the store may be what does not answer
         self.store.journal.add_log(self.run_id, level, text)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in two units at most."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:
