@@ -7,12 +7,13 @@ and a new one takes its place.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from agentrl_cli.config.yamlfile import load_yaml
@@ -175,17 +176,19 @@ def _contents(rows: str) -> dict[str, str]:
 def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
     """Yield the files of code that this process imported from the project and its packs, and agents' words."""
     folders = {base, *(pack.dir.resolve() for pack in packs)}
-    named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    for path in {Path(name).resolve() for name in named if name.endswith(".py")}:
-        installed = _PACKAGES & set(path.parts) or any(
-            path.is_relative_to(place) for place in _INSTALLED
-        )
-        if (
-            not installed
-            and any(path.is_relative_to(folder) for folder in folders)
-            and path.is_file()
-        ):
-            yield path
+    within = tuple(os.path.join(folder, "") for folder in folders)
+    real = functools.cache(os.path.realpath)  # thousands of modules lie in some hundred folders
+    for module in list(sys.modules.values()):
+        name = str(getattr(module, "__file__", None) or "")
+        folder, file = os.path.split(name)
+        found = real(name) if os.path.islink(name) else os.path.join(real(folder), file)
+        if name.endswith(".py") and found.startswith(within):
+            path = Path(found)
+            installed = _PACKAGES & set(path.parts) or any(
+                path.is_relative_to(place) for place in _INSTALLED
+            )
+            if not installed and path.is_file():
+                yield path
     for pack in packs:
         yield from (
             path.resolve()
@@ -215,7 +218,7 @@ def _hash_file(path: Path) -> str | None:
     try:
         with path.resolve().open("rb") as file:
             return hashlib.file_digest(
-                file, partial(hashlib.blake2b, digest_size=DIGITS // 2)
+                file, functools.partial(hashlib.blake2b, digest_size=DIGITS // 2)
             ).hexdigest()
     except (
         OSError,
