@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from agentrl_cli.errors import ModelError
@@ -280,6 +279,9 @@ def attention_in(config: Any, name: str, function: Callable[..., Any]) -> Iterat
     For a caller that has the model to itself: an update begins only when the policy's `rest` has returned, and one that
     samples meanwhile does so with a twin of the model, which has a config of its own.
     """
+    # All of modeling_utils comes with it: seconds, which only a model of this process needs.
+    from transformers import AttentionInterface
+
     AttentionInterface.register(name, function)
     before = config._attn_implementation
     config._attn_implementation = name

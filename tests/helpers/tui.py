@@ -1,22 +1,32 @@
 """What the screen tests share: the visible text, and waiting for what a worker brings."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from textual._compositor import Compositor
 from textual._context import visible_screen_stack
 from textual.app import App
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 T = TypeVar("T")
 
 
+def rendered(app: App[Any]) -> list[Strip]:
+    """Return the lines on the screen, with their colours."""
+    visible_screen_stack.set(app._background_screens)  # what a dialog lets through
+    return app.screen._compositor.render_strips()
+
+
 def visible(app: App[Any]) -> str:
     """The text on the screen."""
-    visible_screen_stack.set(app._background_screens)  # what a dialog lets through
-    strips = app.screen._compositor.render_strips()
+    return text_of(rendered(app))
+
+
+def text_of(strips: list[Strip]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
@@ -36,7 +46,7 @@ async def until(pilot: Pilot[Any], check: Callable[[], bool]) -> None:
     """Let the application run until `check` holds; where the suite's limit ends the wait, print the screen."""
     try:
         while not check():
-            await asyncio.sleep(0.02)  # to look is to render the whole screen
+            await asyncio.sleep(0.02)
     except BaseException:
         print(visible(pilot.app))
         raise
@@ -57,10 +67,13 @@ App.notify = _note  # type: ignore[method-assign,assignment]  # else a test wait
 
 
 _paint = Compositor.render_update
+_painted: WeakSet[Compositor] = WeakSet()
+"""Those that have painted since `until_text` last looked."""
 
 
 def _paint_pictures(compositor: Compositor, full: bool = False, **options: Any) -> Any:
     compositor._dirty_regions.clear()
+    _painted.add(compositor)
     return _paint(compositor, full, **options) if full else None
 
 
@@ -70,7 +83,16 @@ Compositor.render_update = _paint_pictures  # type: ignore[method-assign,assignm
 
 async def until_text(pilot: Pilot[Any], text: str) -> str:
     """Wait until the screen shows `text`, or has shown it as a notice, and return the whole screen."""
-    notices = NOTICES.setdefault(pilot.app, [])
-    await until(pilot, lambda: text in visible(pilot.app) or any(text in one for one in notices))
+    app, notices = pilot.app, NOTICES.setdefault(pilot.app, [])
+    looks = itertools.count()
+
+    def shows() -> bool:
+        """Whether it is there; to look is to render the whole screen, so mostly only after it has painted."""
+        if next(looks) % 25 and app.screen._compositor not in _painted:
+            return False
+        _painted.discard(app.screen._compositor)
+        return text in visible(app)
+
+    await until(pilot, lambda: any(text in one for one in notices) or shows())
     notices.clear()
     return visible(pilot.app)

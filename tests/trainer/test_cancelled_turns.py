@@ -24,7 +24,7 @@ from tests.helpers.train import trainer_of
 if TYPE_CHECKING:
     from agentrl_cli.trainer import Trainer
 
-UPDATES, TURNS = 12, 24
+UPDATES, TURNS = 5, 24
 
 
 class SlowStep:

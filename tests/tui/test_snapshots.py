@@ -20,7 +20,7 @@ from agentrl_cli.tui.compare.screen import CompareScreen
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
-from tests.helpers.tui import steady, until_text, visible
+from tests.helpers.tui import rendered, steady, text_of, until_text
 from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
@@ -81,12 +81,13 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shot(app: App[Any]) -> str:
     """The text, what depends on the machine struck out, and under it a digest of the colours."""
-    text = visible(app)
+    strips = rendered(app)
+    text = text_of(strips)
     text = re.sub(r"\d\d \d\d:\d\d:\d\d", "dd hh:mm:ss", text)
     text = re.sub(r"\d\d:\d\d:\d\d", "hh:mm:ss", text)
     text = re.sub(r"[\d,.]+ (GiB|MiB)", r"n \1", text)
     runs: list[str] = []
-    for strip in app.screen._compositor.render_strips():
+    for strip in strips:
         for segment in strip:
             style = segment.style
             mark = (
