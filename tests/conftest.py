@@ -2,6 +2,7 @@
 which is removed at the end. So it runs with an empty home, and a user's own settings change no test.
 """
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -28,6 +29,7 @@ HOMES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any module of the tests is read: some libraries look for their folders when they are imported."""
+    gc.set_threshold(0)  # what collection imports stays
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background job ignores Ctrl-C, and so would every program that a test interrupts and waits for.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
     tempfile.tempdir = None  # read TMPDIR again
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)  # a tenth of a test's time went into looking for garbage
 
 
 def pytest_sessionfinish() -> None:

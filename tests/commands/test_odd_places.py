@@ -29,8 +29,10 @@ def test_a_project_whose_folders_name_is_not_utf8(cli: Cli) -> None:
         cli.folder.mkdir()
     except (OSError, UnicodeError):
         pytest.skip("this file system takes no such names")
+    cli("init", "calc-task", ".")
+    for path in cli.folder.glob("data/*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))
     for command in (
-        ["init", "calc-task", "."],
         ["check"],
         ["train", *SMALL, "--set", "train.steps=1"],
         ["train", "--resume", "last", *SMALL, "--set", "train.steps=2"],

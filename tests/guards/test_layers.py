@@ -1,7 +1,5 @@
 """One total import order, between packages and inside them. Heavy packages stay where they belong."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

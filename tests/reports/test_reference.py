@@ -1,7 +1,5 @@
 """Reference curves: the band by hand, which runs leave it, the way from a pack's file to diagnosis and watch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

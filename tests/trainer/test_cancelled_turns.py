@@ -1,13 +1,11 @@
 """An update beside a cancelled turn, whose step goes on in the sampler's thread, on the model that is trained."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +15,10 @@ from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import Segment, pack
+from agentrl_cli.trainer import Trainer
 from agentrl_cli.types import Episode, Sampling
 from tests.helpers.local import policy_of, prompts, tiny
 from tests.helpers.train import trainer_of
-
-if TYPE_CHECKING:
-    from agentrl_cli.trainer import Trainer
 
 UPDATES, TURNS = 5, 24
 

@@ -1,7 +1,5 @@
 """Servers that misbehave: each ends its episode with a sentence, ungraded, and nothing waits for ever."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

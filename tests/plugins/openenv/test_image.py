@@ -1,7 +1,5 @@
 """An environment in an image: its container is started on loopback, and is removed with the process."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """OpenEnv environments behind an address: sessions side by side, tools, rewards, and what is refused."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Packs served as an OpenEnv environment: played by the package's client and this one, and trained on by TRL."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """A collector on loopback gets the spans of a rollout and of a served session; they come back by `import otlp`."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -194,11 +194,6 @@ def test_forth_and_back() -> None:
                     np.testing.assert_array_equal(a, b, name)
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
-
 def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     """A file that is imported elsewhere is exported as the same text; twice is once; secrets are masked."""
     maker = Maker(7)

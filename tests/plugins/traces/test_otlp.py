@@ -1,7 +1,5 @@
 """Traces of production come in: OTLP made by the SDK, OpenInference, Phoenix, Langfuse, session logs, rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,6 @@ CHAT: list[dict[str, Any]] = [
     {"role": "tool", "content": "42", "tool_call_id": "c1"},
     {"role": "assistant", "content": "It is 42."},
 ]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
 
 
 def attributes(**given: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """The receiver of OTLP on loopback: complete traces become episodes, and what is not right is refused in a sentence."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

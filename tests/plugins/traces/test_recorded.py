@@ -1,7 +1,5 @@
 """A pack of recorded traces: requests, tools that answer as they did, and a reward from what was scored well."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,6 @@ from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
 from tests.plugins.traces.test_otlp import tool_spans
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
