@@ -25,9 +25,8 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.plugins.ray.pool import WorkerPool
-from agentrl_cli.plugins.ray.relay import Delivery, Message, Relay
 from agentrl_cli.plugins.ray.remote import RemoteWorker
-from agentrl_cli.plugins.ray.service import Setup
+from agentrl_cli.plugins.ray.service import Delivery, Message, Relay, Setup
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.recorder import StoreRecorder

@@ -1,13 +1,10 @@
 """The certificate of a deployed model: stored contexts of a run replayed through it, and faults named."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.certify"
 OFFERS = {
     "commands": {
         "certify": (
             "Look",
-            f"{HERE}.command:command",
+            f"{__name__}.command:command",
             "Whether a deployed model is the one that was trained",
         )
     },
@@ -17,5 +14,5 @@ OFFERS = {
             "agentrl certify RUN@best NAME@http://host:8080/v1 --json",
         )
     },
-    "policies": {"llama_cpp": f"{HERE}.subjects:LlamaPolicy"},
+    "policies": {"llama_cpp": f"{__name__}.subjects:LlamaPolicy"},
 }

@@ -1,8 +1,5 @@
 """Policies on vLLM and SGLang servers, and a vLLM server of this machine, which a run or a command starts and ends."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.engines"
 OFFERS = {
     "moved": {
         "policies.remote.engine": "plugins.engines.server",
@@ -11,7 +8,7 @@ OFFERS = {
         "policies.remote.wires": "plugins.engines.wires",
     },
     "commands": {
-        "engine": ("Run", f"{HERE}.command:app", "Install and start a vLLM server of the model")
+        "engine": ("Run", f"{__name__}.command:app", "Install and start a vLLM server of the model")
     },
     "examples": {
         "engine install": (
@@ -23,8 +20,8 @@ OFFERS = {
             "agentrl engine start --port 8001 --set engine.memory=0.9",
         ),
     },
-    "settings": {"engine": f"{HERE}.settings:EngineConfig"},
-    "policies": {"vllm": f"{HERE}.servers:vllm", "sglang": f"{HERE}.servers:sglang"},
-    "probes": {"vllm": f"{HERE}.doctor:check_vllm"},
-    "servers": {"engine": f"{HERE}.server:start_for_run"},
+    "settings": {"engine": f"{__name__}.settings:EngineConfig"},
+    "policies": {"vllm": f"{__name__}.servers:vllm", "sglang": f"{__name__}.servers:sglang"},
+    "probes": {"vllm": f"{__name__}.command:check_vllm"},
+    "servers": {"engine": f"{__name__}.server:start_for_run"},
 }

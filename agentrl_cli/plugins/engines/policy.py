@@ -21,9 +21,8 @@ from typing import Any, Self
 import numpy as np
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.plugins.engines.report import check_report
 from agentrl_cli.plugins.engines.server import starting_at
-from agentrl_cli.plugins.engines.wires import Wire
+from agentrl_cli.plugins.engines.wires import Wire, check_report
 from agentrl_cli.policies.protocols import OnToken, PolicySource, Published
 from agentrl_cli.policies.remote.http import (
     MAX_BODY,

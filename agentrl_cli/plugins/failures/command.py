@@ -67,8 +67,7 @@ def command(
 
 
 def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:
-    from agentrl_cli.plugins.failures.attempts import read_attempts
-    from agentrl_cli.plugins.failures.modes import find_modes
+    from agentrl_cli.plugins.failures.modes import find_modes, read_attempts
 
     attempts = read_attempts(store, row.id, kind)
     modes = find_modes(attempts)

@@ -1,12 +1,9 @@
 """Harbor task folders both ways: `agentrl init --from harbor:FOLDER`, `agentrl harbor FOLDER`."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.harbor"
 OFFERS = {
-    "sources": {"harbor": f"{HERE}.source:add"},
+    "sources": {"harbor": f"{__name__}.command:add"},
     "commands": {
-        "harbor": ("Manage", f"{HERE}.command:command", "Tasks of a pack as Harbor folders")
+        "harbor": ("Manage", f"{__name__}.command:command", "Tasks of a pack as Harbor folders")
     },
     "examples": {
         "harbor": (

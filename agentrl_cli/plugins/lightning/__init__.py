@@ -17,7 +17,7 @@ from agentrl_cli.plugins.lightning.modules import register
 
 OFFERS: dict[str, dict[str, Any]] = {
     "moved": {"lightning": "plugins.lightning"},
-    "tables": {"lightning": f"{__name__}.records:TABLE"},
+    "tables": {"lightning": f"{__name__}.rules:TABLE"},
 }
 
 register(__name__)

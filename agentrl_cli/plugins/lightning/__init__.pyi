@@ -93,7 +93,7 @@ from agentrl_cli.plugins.lightning.store import (
     LightningStoreThreaded as LightningStoreThreaded,
     SqliteLightningStore as SqliteLightningStore,
 )
-from agentrl_cli.plugins.lightning.store_http import (
+from agentrl_cli.plugins.lightning.store import (
     LightningStoreClient as LightningStoreClient,
     LightningStoreServer as LightningStoreServer,
 )

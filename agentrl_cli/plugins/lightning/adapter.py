@@ -18,10 +18,10 @@ from agentrl_cli.plugins.lightning.semconv import (
     AGL_REWARD,
     LLM_CALL,
     LightningSpanAttributes,
+    filter_and_unflatten_attributes,
 )
 from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.types import Triplet
-from agentrl_cli.plugins.lightning.utils.otel import filter_and_unflatten_attributes
 
 AGENT_KEYS = ("agent.name", "recipient_agent_type", "langchain.chain.type", "executor.id")
 

@@ -13,7 +13,7 @@ from agentrl_cli.plugins.lightning.semconv import AGENTLIGHTNING as NAME
 
 SAME = (
     "types litagent runner store adapter tracer algorithm algorithm.base"
-    " algorithm.apo algorithm.verl emitter llm_proxy trainer semconv utils utils.otel"
+    " algorithm.verl emitter llm_proxy trainer semconv"
 ).split()
 """Modules that have the same name there and here."""
 

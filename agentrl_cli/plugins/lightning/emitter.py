@@ -20,6 +20,11 @@ from agentrl_cli.plugins.lightning.semconv import (
     AGL_OPERATION,
     LightningSpanAttributes,
     RewardPydanticModel,
+    check_attributes_sanity,
+    filter_and_unflatten_attributes,
+    flatten_attributes,
+    format_exception_attributes,
+    sanitize_attributes,
 )
 from agentrl_cli.plugins.lightning.spans import (
     Span,
@@ -29,13 +34,6 @@ from agentrl_cli.plugins.lightning.spans import (
     TraceStatus,
 )
 from agentrl_cli.plugins.lightning.tracer import DummyTracer, Tracer, get_active_tracer
-from agentrl_cli.plugins.lightning.utils.otel import (
-    check_attributes_sanity,
-    filter_and_unflatten_attributes,
-    flatten_attributes,
-    format_exception_attributes,
-    sanitize_attributes,
-)
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = LightningSpanAttributes

@@ -14,7 +14,10 @@ OTHER = {
     **dict.fromkeys(("adapter.base", "adapter.messages", "adapter.triplet"), "adapter"),
     **dict.fromkeys(("types.core", "types.resources"), "types"),
     **dict.fromkeys(("litagent.decorator", "litagent.litagent"), "litagent"),
-    **dict.fromkeys(("algorithm.decorator", "algorithm.fast", "algorithm.utils"), "algorithm.base"),
+    **dict.fromkeys(
+        ("algorithm.apo", "algorithm.decorator", "algorithm.fast", "algorithm.utils"),
+        "algorithm.base",
+    ),
     **dict.fromkeys(
         ("reward", "emitter.reward", "emitter.annotation", "emitter.message", "emitter.object"),
         "emitter",
@@ -25,6 +28,8 @@ OTHER = {
         "trainer.trainer": "trainer",
         "logging": "types",
         "env_var": "semconv",
+        "utils": "semconv",
+        "utils.otel": "semconv",
         "execution": "trainer",
     },
 }

@@ -15,8 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl_cli.plugins.lightning.semconv import AGL_VIRTUAL, LLM_CALL
-from agentrl_cli.plugins.lightning.utils.otel import flatten_attributes, format_exception_attributes
+from agentrl_cli.plugins.lightning.semconv import (
+    AGL_VIRTUAL,
+    LLM_CALL,
+    flatten_attributes,
+    format_exception_attributes,
+)
 from agentrl_cli.types import Episode, Message, Tokens, Turn
 from agentrl_cli.types.branches import path_to
 

@@ -35,8 +35,13 @@ from agentrl_cli.plugins.lightning.semconv import (
     resolve_int_env_var,
     resolve_str_env_var,
 )
-from agentrl_cli.plugins.lightning.store import InMemoryLightningStore, LightningStore
-from agentrl_cli.plugins.lightning.store_http import PORT, LightningStoreClient, serving
+from agentrl_cli.plugins.lightning.store import (
+    PORT,
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    serving,
+)
 from agentrl_cli.plugins.lightning.tracer import OtelTracer, Tracer
 from agentrl_cli.plugins.lightning.types import Hook, NamedResources
 

@@ -1,14 +1,20 @@
-"""`agentrl import minimind`: another project's weights as a model folder, and back."""
+"""`agentrl import minimind`: another project's weights as a folder that transformers loads without its code, and back.
+
+Its decoder is Qwen3's (with norms of queries and keys) or, before that, Llama's, and the names of the weights are the
+same: only the configuration is another. https://github.com/jingyaogong/minimind
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from agentrl_cli.commands.common import JsonOption, data_stdout, echo_json, narrate
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import ModelError, UsageError
 from agentrl_cli.models.output_lock import writing
 
 SourceArgument = Annotated[
@@ -39,7 +45,6 @@ def minimind(
         raise UsageError(f"{out} exists.", hint="Name another one, or use --force.")
     with data_stdout(), writing(out, "import", None):
         from agentrl_cli.models.checkpoint import written_whole
-        from agentrl_cli.plugins.minimind.model import convert
 
         if out.suffix == ".pth":
             count = convert(source, out)
@@ -51,4 +56,127 @@ def minimind(
     narrate(
         f"{out}: {count:,} weights."
         + ("" if out.suffix == ".pth" else f" Try it: agentrl chat --model {out}")
+    )
+
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+DROPPED = ("freqs_cos", "freqs_sin", "lm_head.weight")
+"""Tables of angles, and the head, which is the embedding."""
+
+
+def convert(source: Path, out: Path, tokenizer: Path | None = None) -> int:
+    """Write a minimind folder or .pth file as a Hugging Face folder, or such a folder as a .pth; return its weights.
+
+    Raises ModelError if the weights are not a dense minimind's, or a tokenizer is missing.
+    """
+    given = _weights(source)
+    if out.suffix == ".pth":
+        return _export(source, given, out)
+    kept = {name: tensor for name, tensor in given.items() if not name.endswith(DROPPED)}
+    if any(".experts." in name for name in kept):
+        raise ModelError(
+            f"{source} is a mixture of experts; only dense minimind models can be imported."
+        )
+    config = _config(source, kept)
+    folder = tokenizer or _tokenizer(source)
+    from safetensors.torch import save_file
+
+    from agentrl_cli.models.save import copy_tokenizer
+
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in kept.items()},
+        out / WEIGHTS[0],
+        {"format": "pt"},
+    )
+    config.save_pretrained(out)
+    copy_tokenizer(folder, out)
+    return sum(tensor.numel() for tensor in kept.values())
+
+
+def _export(source: Path, kept: dict[str, Any], out: Path) -> int:
+    """Write weights as minimind's .pth, half precision."""
+    import torch
+
+    embedding = "model.embed_tokens.weight"
+    if embedding not in kept or "model.layers.0.self_attn.q_proj.weight" not in kept:
+        raise ModelError(f"{source} is not a model that minimind loads: it lacks {embedding}.")
+    kept = {**kept, "lm_head.weight": kept.get("lm_head.weight", kept[embedding])}
+    torch.save({name: tensor.half() for name, tensor in kept.items()}, out)
+    return sum(tensor.numel() for name, tensor in kept.items() if name != "lm_head.weight")
+
+
+def _weights(source: Path) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file
+
+    file = (
+        source
+        if source.is_file()
+        else next((source / n for n in WEIGHTS if (source / n).is_file()), None)
+    )
+    if file is None:
+        raise ModelError(f"{source} has no weights: {' or '.join(WEIGHTS)}, or name a .pth file.")
+    try:
+        found: Any = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, "cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise ModelError(f"{file} cannot be read as weights: {error}") from error
+    if not isinstance(found, Mapping) or not all(
+        hasattr(value, "shape") for value in found.values()
+    ):
+        raise ModelError(f"{file} is not a state dict: names mapped to tensors are expected.")
+    return dict(found)
+
+
+def _config(source: Path, kept: Mapping[str, Any]) -> Any:
+    """Return the configuration: from the folder's config.json if there is one, sizes from the weights themselves."""
+    from transformers import LlamaConfig, Qwen3Config
+
+    path = source / "config.json"
+    given = (
+        json.loads(path.read_text(encoding="utf-8")) if source.is_dir() and path.is_file() else {}
+    )
+    first = "model.layers.0."
+    try:
+        vocabulary, hidden = kept["model.embed_tokens.weight"].shape
+        queries, keys = (kept[f"{first}self_attn.{name}_proj.weight"].shape[0] for name in "qk")
+        inner = kept[f"{first}mlp.gate_proj.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{source} is not a minimind model: its weights lack {error}.") from error
+    norm = kept.get(f"{first}self_attn.q_norm.weight")
+    theta = float(given.get("rope_theta") or 1e6)
+    heads = int(given.get("num_attention_heads") or 8)
+    width = (
+        int(norm.shape[0]) if norm is not None else int(given.get("head_dim") or queries // heads)
+    )
+    if given.get("inference_rope_scaling"):
+        raise ModelError(
+            f"{source} stretches positions (inference_rope_scaling), which is not imported."
+        )
+    kind = LlamaConfig if norm is None else Qwen3Config
+    return kind(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner, head_dim=width,
+        num_hidden_layers=1 + max(int(name.split(".")[2]) for name in kept if name.startswith("model.layers.")),
+        num_attention_heads=queries // width, num_key_value_heads=keys // width,
+        max_position_embeddings=int(given.get("max_position_embeddings") or 32768),
+        rms_norm_eps=float(given.get("rms_norm_eps") or (1e-5 if norm is None else 1e-6)),
+        rope_parameters={"rope_type": "default", "rope_theta": theta}, tie_word_embeddings=True, attention_bias=False,
+        bos_token_id=int(given.get("bos_token_id") or 1), eos_token_id=int(given.get("eos_token_id") or 2),
+        architectures=["LlamaForCausalLM" if norm is None else "Qwen3ForCausalLM"],
+        dtype=str(next(iter(kept.values())).dtype).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def _tokenizer(source: Path) -> Path:
+    """Return the folder of minimind's tokenizer: the model's own, or `model/` beside the folder of a .pth file."""
+    folder = source if source.is_dir() else source.parent
+    for place in (folder, folder.parent / "model"):
+        if (place / "tokenizer.json").is_file():
+            return place
+    raise ModelError(
+        f"No tokenizer.json beside {source}.", hint="--tokenizer FOLDER, minimind's `model`."
     )

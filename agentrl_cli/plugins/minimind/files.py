@@ -2,6 +2,7 @@
 
 MOCK_RESULTS       a table of names and functions of one mapping, `{"calculate_math": lambda args: {...}}`
 TOOLS              their function schemas; a row's own schemas, in its system message, take precedence
+rows               conversations (tools in the system message), gt; the last message is a placeholder
 calculate_rewards  (prompts, completions, gt_batch, tools_batch, num_gen, …) → a tensor of one number each
 """
 
@@ -12,10 +13,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import ConfigError, DataError, EnvError
 from agentrl_cli.hooks.threads import call
 from agentrl_cli.rewards.adapt import Parameters, accept_arguments
 from agentrl_cli.rewards.context import RewardContext
+from agentrl_cli.tasks.forms import Form, Row, conversation, plain_messages, tool_names
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import Episode, Origin, Task, ToolResult, Turn
 from agentrl_cli.types.content import content_text
@@ -130,3 +132,21 @@ def _decode_turn(episode: Episode, turn: Turn, ctx: RewardContext) -> str:
         strict=True,
     )
     return ctx.decode([int(id_) for id_, origin in tokens if origin == Origin.MODEL])
+
+
+def convert(row: Row) -> Row:
+    """Drop the last message of agent RL and RLAIF rows, as in https://github.com/jingyaogong/minimind"""
+    said, schemas = conversation(row.pop("conversations"), None)
+    if len(said) < 2:
+        raise DataError(
+            "`conversations` must be a list of at least two messages, the last one a placeholder."
+        )
+    row["prompt"] = plain_messages(said[:-1])
+    row["tools"] = tool_names(schemas) if schemas else None
+    row["tool_schemas"] = schemas
+    if not isinstance(row.get("gt", []), list):
+        row["gt"] = [row["gt"]]
+    return row
+
+
+FORM = Form(lambda row: "conversations" in row, convert)

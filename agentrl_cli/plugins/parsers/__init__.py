@@ -1,8 +1,5 @@
 """Tool-call syntaxes of rarer model families, which `model.chat.parser: auto` finds as it finds those of the core."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.parsers"
 LISTS = ("apertus", "cohere", "command_r", "functools", "nemotron_v2", "tool_calls")
 TABLES = (
     *("functionary_v31", "gigachat3", "gigachat3_1", "hunyuan"),
@@ -14,8 +11,8 @@ OFFERS = {
         "chat.parsers.json_lists": "plugins.parsers.json_lists",
     },
     "syntaxes": {
-        "functionary_v32": f"{HERE}.functionary:PARSER",
-        **{name: f"{HERE}.json_lists:{name.upper()}" for name in LISTS},
-        **{name: f"{HERE}.tables:{name.upper()}" for name in TABLES},
+        "functionary_v32": f"{__name__}.functionary:PARSER",
+        **{name: f"{__name__}.json_lists:{name.upper()}" for name in LISTS},
+        **{name: f"{__name__}.tables:{name.upper()}" for name in TABLES},
     },
 }

@@ -40,7 +40,7 @@ def ls(as_json: JsonOption = False) -> None:
 
     JSON: [{"name", "cached": true, "mb", "licence", "from"}]
     """
-    from agentrl_cli.plugins.pretrained.cache import PACKAGES, cached
+    from agentrl_cli.plugins.pretrained.fetch import PACKAGES, cached
 
     here, rows = cached(), []
     for name in dict.fromkeys([*PACKAGES, *here]):
@@ -56,7 +56,7 @@ def ls(as_json: JsonOption = False) -> None:
 @app.command()
 def rm(name: NameArgument) -> None:
     """Delete a model from the cache."""
-    from agentrl_cli.plugins.pretrained.cache import remove
+    from agentrl_cli.plugins.pretrained.fetch import remove
 
     remove(name)
     narrate(f"{name} is no longer in {models_cache()}")

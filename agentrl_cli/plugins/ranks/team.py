@@ -29,13 +29,16 @@ from agentrl_cli._version import __version__
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import LearnerSettings, MemorySettings, PolicySettings
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
-from agentrl_cli.plugins.ranks.places import Place, count_given, parse_address, require_possible
 from agentrl_cli.plugins.ranks.processes import (
     RESUME,
     STARTUP,
     Child,
+    Place,
     Watch,
     client,
+    count_given,
+    parse_address,
+    require_possible,
     spawn,
     store_at,
 )

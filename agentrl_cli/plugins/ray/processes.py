@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, writing
 from agentrl_cli.plugins.ray.pool import Save
-from agentrl_cli.plugins.ray.relay import Message
 from agentrl_cli.plugins.ray.remote import Link, WorkerLost
-from agentrl_cli.plugins.ray.service import Call, Service, Setup
+from agentrl_cli.plugins.ray.service import Call, Message, Service, Setup
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.sandbox.owner import temporary_folder
 

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, MissingDependency
 from agentrl_cli.plugins.ray.pool import Save
-from agentrl_cli.plugins.ray.relay import Message
 from agentrl_cli.plugins.ray.remote import Link, WorkerLost
-from agentrl_cli.plugins.ray.service import Call, Service, Setup
+from agentrl_cli.plugins.ray.service import Call, Message, Service, Setup
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from agentrl_cli.errors import AgentRLError, RunFailed
 from agentrl_cli.hooks.threads import OwnTime
 from agentrl_cli.learning.length_shaping import Shaping
-from agentrl_cli.plugins.ray.relay import Delivery, Message
-from agentrl_cli.plugins.ray.service import Call, Hello, Setup, Weights
+from agentrl_cli.plugins.ray.service import Call, Delivery, Hello, Message, Setup, Weights
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.job import Job

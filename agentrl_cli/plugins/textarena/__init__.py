@@ -1,5 +1,3 @@
 """Games of TextArena: `agentrl init --from textarena:ID`."""
 
-from __future__ import annotations
-
-OFFERS = {"programs": {"textarena": "agentrl_cli.plugins.textarena.agent:TextArena"}}
+OFFERS = {"programs": {"textarena": f"{__name__}.agent:TextArena"}}

@@ -1,5 +1,3 @@
 """Challenges of TextWorld: `agentrl init --from textworld:tw-coin_collector`."""
 
-from __future__ import annotations
-
-OFFERS = {"programs": {"textworld": "agentrl_cli.plugins.textworld.agent:TextWorld"}}
+OFFERS = {"programs": {"textworld": f"{__name__}.agent:TextWorld"}}

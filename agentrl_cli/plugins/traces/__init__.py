@@ -1,14 +1,11 @@
 """Trajectories of others: ATIF both ways, OTLP and session logs in, a pack made of them."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.traces"
 GROUP = ("Run", "agentrl_cli.commands.imported:app", "Episodes and models of other projects")
 OFFERS = {
     "commands": {"import": GROUP},
     "subcommands": {
-        "import atif": f"{HERE}.command:atif",
-        "import otlp": f"{HERE}.command:otlp",
+        "import atif": f"{__name__}.command:atif",
+        "import otlp": f"{__name__}.command:otlp",
     },
     "examples": {
         "import atif": ("agentrl import atif trajectory.json", "agentrl import atif *.jsonl"),
@@ -17,7 +14,7 @@ OFFERS = {
             "agentrl import otlp --listen 4318",
         ),
     },
-    "exports": {"atif": f"{HERE}.atif_write:lines"},
-    "sources": {"traces": f"{HERE}.recorded:add"},
-    "readers": {"traces": f"{HERE}.load:load"},
+    "exports": {"atif": f"{__name__}.atif_write:lines"},
+    "sources": {"traces": f"{__name__}.recorded:add"},
+    "readers": {"traces": f"{__name__}.load:load"},
 }

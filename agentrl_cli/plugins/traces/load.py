@@ -17,8 +17,7 @@ from agentrl_cli._version import __version__
 from agentrl_cli.errors import DataError
 from agentrl_cli.plugins.traces import atif_read
 from agentrl_cli.plugins.traces.atif_read import Whole
-from agentrl_cli.plugins.traces.messages import KNOWN, ROLES, messages_in
-from agentrl_cli.plugins.traces.sessions import session_of, trace_of
+from agentrl_cli.plugins.traces.messages import KNOWN, ROLES, messages_in, session_of, trace_of
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
 from agentrl_cli.plugins.traces.trace import (
     ERRORS,

@@ -1,10 +1,7 @@
 """Loggers of metrics into TensorBoard, W&B, trackio and MLflow."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.trackers"
 NAMES = {"tensorboard": "TensorBoard", "wandb": "Wandb", "trackio": "Trackio", "mlflow": "MLflow"}
 OFFERS = {
     "moved": {f"hooks.loggers:{one}": f"plugins.trackers.loggers:{one}" for one in NAMES.values()},
-    "loggers": {name: f"{HERE}.loggers:{one}" for name, one in NAMES.items()},
+    "loggers": {name: f"{__name__}.loggers:{one}" for name, one in NAMES.items()},
 }

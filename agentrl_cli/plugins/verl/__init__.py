@@ -1,25 +1,22 @@
 """verl's files as they are: tools, simulated users, reward functions, rows, data sections and settings."""
 
-from __future__ import annotations
-
-HERE = "agentrl_cli.plugins.verl"
 OFFERS = {
     "moved": {
         "compat.verl": "plugins.verl.stand_ins",
         "compat.verl_data": "plugins.verl.data",
-        "compat.verl_interaction": "plugins.verl.interaction",
-        "compat.verl_reward": "plugins.verl.reward",
+        "compat.verl_interaction": "plugins.verl.stand_ins",
+        "compat.verl_reward": "plugins.verl.scorers",
         "compat.verl_scorers": "plugins.verl.scorers",
-        "compat.verl_tool": "plugins.verl.tool",
+        "compat.verl_tool": "plugins.verl.stand_ins",
         "config.verl": "plugins.verl.settings",
     },
     "adapters": {
-        "modules": f"{HERE}.stand_ins:Verl",
-        "data": f"{HERE}.data:adapt_data",
-        "tool": f"{HERE}.tool:adapt_tool",
-        "reward": f"{HERE}.reward:adapt_reward",
-        "interaction": f"{HERE}.interaction:adapt_interaction",
+        "modules": f"{__name__}.stand_ins:Verl",
+        "data": f"{__name__}.data:adapt_data",
+        "tool": f"{__name__}.stand_ins:adapt_tool",
+        "reward": f"{__name__}.scorers:adapt_reward",
+        "interaction": f"{__name__}.stand_ins:adapt_interaction",
     },
-    "forms": {"verl": f"{HERE}.rows:FORM"},
-    "layers": {"verl": f"{HERE}.settings:translate"},
+    "forms": {"verl": f"{__name__}.data:FORM"},
+    "layers": {"verl": f"{__name__}.settings:translate"},
 }

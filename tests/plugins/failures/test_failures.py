@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.plugins.failures.attempts import ANSWER, Act, Attempt, read_attempts
-from agentrl_cli.plugins.failures.modes import find_modes, generalise
+from agentrl_cli.plugins.failures.modes import (
+    ANSWER,
+    Act,
+    Attempt,
+    find_modes,
+    generalise,
+    read_attempts,
+)
 from agentrl_cli.plugins.failures.scan import agree, load_scanner, scan
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, ToolCall, ToolResult

@@ -175,7 +175,7 @@ from agentrl_cli.plugins.lightning.adapter.triplet import LlmProxyTraceToTriplet
 from agentrl_cli.plugins.lightning.algorithm.verl import VERL
 from agentrl_cli.plugins.lightning.litagent.decorator import llm_rollout
 from agentrl_cli.plugins.lightning.types.core import Rollout
-from agentrl_cli.plugins.lightning.utils.otel import make_tag_attributes
+from agentrl_cli.plugins.lightning.semconv import make_tag_attributes
 import agentrl_cli.plugins.lightning as agl
 assert agl.LightningStoreClient is LightningStoreClient and agl.reward is reward and callable(agl.reward)
 import sys

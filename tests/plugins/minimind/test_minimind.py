@@ -16,7 +16,7 @@ from agentrl_cli.errors import DataError, ModelError
 from agentrl_cli.learning.forward import way_of
 from agentrl_cli.models.load import load_model
 from agentrl_cli.paths import bundled_model, find_pack
-from agentrl_cli.plugins.minimind.model import convert
+from agentrl_cli.plugins.minimind.command import convert
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.spec import load_pack

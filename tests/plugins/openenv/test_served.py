@@ -14,8 +14,7 @@ import pytest
 
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.plugins.openenv.played import UNLIMITED, Played
-from agentrl_cli.plugins.openenv.served import PackEnvironment
+from agentrl_cli.plugins.openenv.served import UNLIMITED, PackEnvironment, Played
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import RolloutContext

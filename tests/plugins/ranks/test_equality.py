@@ -121,7 +121,7 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
 
 def rank_process(rank: int, port: int, folder: str, report: str) -> None:
     """Rank 0 writes for each case how far two ranks are from one process."""
-    from agentrl_cli.plugins.ranks.places import Place
+    from agentrl_cli.plugins.ranks.processes import Place
     from agentrl_cli.plugins.ranks.team import connect
 
     torch.set_num_threads(1)

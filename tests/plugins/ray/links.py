@@ -12,9 +12,8 @@ from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.plugins.ray.processes import write_weights
-from agentrl_cli.plugins.ray.relay import Message, Relay
 from agentrl_cli.plugins.ray.remote import WorkerLost
-from agentrl_cli.plugins.ray.service import Call, Hello, Service, Setup
+from agentrl_cli.plugins.ray.service import Call, Hello, Message, Relay, Service, Setup
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.rollout import Job
 from agentrl_cli.rollout.attempt import new_episode

@@ -31,9 +31,16 @@ from agentrl_cli.plugins.ray.ray_actors import (
     require_room,
     resources_of,
 )
-from agentrl_cli.plugins.ray.relay import Delivery, Message, Relay
 from agentrl_cli.plugins.ray.remote import RemoteWorker, WorkerLost
-from agentrl_cli.plugins.ray.service import Call, Hello, Setup, plain_error
+from agentrl_cli.plugins.ray.service import (
+    Call,
+    Delivery,
+    Hello,
+    Message,
+    Relay,
+    Setup,
+    plain_error,
+)
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.remote.http import Unreachable

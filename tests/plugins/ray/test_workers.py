@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.plugins.ray.doctor import check_workers
+from agentrl_cli.plugins.ray.open import check_workers
 from agentrl_cli.plugins.ray.pool import ClusterPolicy
 from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.plugins.ray.remote import RemoteWorker

@@ -1,7 +1,12 @@
 """Algorithms: `VERL`, `MiniGRPO`, `TRLTrainer` train with this package; `APO`, `Baseline`, `@algo` use the queue."""
 
-from agentrl_cli.plugins.lightning.algorithm.apo import APO
-from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, Baseline, FastAlgorithm, algo
+from agentrl_cli.plugins.lightning.algorithm.base import (
+    APO,
+    Algorithm,
+    Baseline,
+    FastAlgorithm,
+    algo,
+)
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO, MiniGRPO, TRLTrainer
 from agentrl_cli.plugins.lightning.algorithm.verl import VERL
 

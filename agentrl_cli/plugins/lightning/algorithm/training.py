@@ -16,15 +16,13 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, rows
+from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, plain, rows
 from agentrl_cli.plugins.lightning.emitter import find_final_reward
 from agentrl_cli.plugins.lightning.runner import Runner
 from agentrl_cli.plugins.lightning.types import LLM
@@ -148,15 +146,6 @@ class Episodes:
             return find_final_reward(spans)
         finally:
             self._free.append(runner)
-
-
-def plain(item: Any) -> Any:
-    """Return an item as JSON can hold it, for the store; other values become text."""
-    if isinstance(item, BaseModel):
-        item = item.model_dump()
-    elif is_dataclass(item) and not isinstance(item, type):
-        item = asdict(item)
-    return json.loads(json.dumps(item, default=str))
 
 
 def _prompt(item: Any) -> str:

@@ -1,1 +1,0 @@
-"""Helpers of Agent-Lightning that scripts import."""
