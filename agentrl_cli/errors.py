@@ -192,6 +192,15 @@ def writing(what: str, hint: str = "") -> Iterator[None]:
         raise
 
 
+@contextmanager
+def needs_extra(message: str, extra: str) -> Iterator[None]:
+    """Turn an import that fails in the block into a MissingDependency, which says how to install an extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependency(message, hint=f"pip install 'agentrl-cli[{extra}]'") from error
+
+
 def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
     """Return the known names closest to `name`, best first, at most `n`."""
     return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)

@@ -21,6 +21,7 @@ Helpers:
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
     warn_unsafe(sandbox)                            warns if the opened sandbox isolates nothing
     warn_bare(settings)                             the same, before a sandbox is opened
+    stop_event() -> asyncio.Event                   set by Ctrl-C and SIGTERM, in the running event loop
     is_terminal() -> bool                           both stdin and stdout are terminals, and not dumb
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
@@ -49,6 +50,8 @@ from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
 from agentrl_cli.tui.common.plain_text import STEERS, UNPAINTED, harmless
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.console import Console
 
     from agentrl_cli.config import Config, SandboxConfig, Sources
@@ -252,6 +255,17 @@ def warn_bare(settings: SandboxConfig) -> None:
         from agentrl_cli.sandbox.sandbox import bare_warning
 
         warn(f"WARNING: {bare_warning()}")
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on, in the running event loop."""
+    import asyncio
+    import signal
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
 
 
 def is_terminal() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from socket import gethostname
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from agentrl_cli.commands.common import (
     announce_loading,
     echo,
     narrate,
+    stop_event,
 )
 from agentrl_cli.commands.options import ProjectOptions
 from agentrl_cli.errors import UsageError
@@ -111,9 +111,7 @@ async def _serve(
         token=token,
     )
     async with opened as server:
-        ending = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        ending = stop_event()
         async with listening(server.app(names), host, port) as address:
             echo(f"{address}/v1")
             served = ", ".join(str(card["id"]) for card in server.models.cards())

@@ -29,9 +29,9 @@ from agentrl_cli.errors import (
     DataError,
     EnvError,
     EnvironmentProblem,
-    MissingDependency,
     NotFound,
     describe_error,
+    needs_extra,
 )
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import all_forms
@@ -181,13 +181,9 @@ def _json(path: Path) -> Iterator[Numbered]:
 
 def _parquet(path: Path) -> Iterator[Numbered]:
     """Rows of a parquet file. Fields that only other rows have are null, and are left out."""
-    try:
+    with needs_extra(f"{path}: parquet needs pyarrow.", "data"):
         import pyarrow
         import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingDependency(
-            f"{path}: parquet needs pyarrow.", hint="pip install 'agentrl-cli[data]'"
-        ) from error
     try:
         with parquet.ParquetFile(path) as file:
             number = 0
@@ -246,13 +242,8 @@ ENDINGS = tuple(FILES)
 
 def _hub(source: Source) -> Iterator[Numbered]:
     """Yield a dataset of the Hugging Face hub or its cache, a folder of data files, or the output of `save_to_disk`."""
-    try:
+    with needs_extra(f"The dataset {source.name} needs the package `datasets`.", "data"):
         import datasets
-    except ImportError as error:
-        raise MissingDependency(
-            f"The dataset {source.name} needs the package `datasets`.",
-            hint="pip install 'agentrl-cli[data]'",
-        ) from error
     datasets.disable_progress_bars()
     options = source.options
     split, local = str(options.get("split") or "train"), source.folder / source.name

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, DataError, EnvError, MissingDependency, PolicyError
+from agentrl_cli.errors import ConfigError, DataError, EnvError, PolicyError
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.tools.base import Tool, ToolContext
@@ -168,11 +168,8 @@ class Index:
     """Documents and their BM25 weights."""
 
     def __init__(self, documents: list[Document]) -> None:
-        """Raises MissingDependency without bm25s."""
-        try:
-            import bm25s
-        except ImportError as error:
-            raise MissingDependency("search needs bm25s.", hint="pip install bm25s") from error
+        import bm25s
+
         self.documents = documents
         self._bm25s = bm25s
         texts = [add_spaces(f"{d.title} {d.text}") for d in documents]

@@ -231,7 +231,14 @@ class PageGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            status, why = self._problem(scope.get("method", ""), Headers(scope=scope))
+            status, why = page_problem(
+                scope.get("method", ""),
+                Headers(scope=scope),
+                self._names,
+                unasked=self._unasked,
+                hint=self._hint,
+                token=self._token,
+            )
             if why and scope["type"] == "websocket":  # closed before it is accepted: 403
                 return await send({"type": "websocket.close", "code": 1008, "reason": why})
             if why:
@@ -239,23 +246,33 @@ class PageGuard:
                 return await answer(scope, receive, send)
         return await self._app(scope, receive, send)
 
-    def _problem(self, method: str, headers: Headers) -> tuple[int, str]:
-        host = headers.get("host", "")
-        if not is_served(host, self._names):
-            return 403, f"No server is called {host!r} here. {self._hint}".rstrip()
-        if is_foreign(headers.get("origin"), (host,)):
-            return 403, "Pages of other sites are not answered."
-        if self._token and not is_token(self._token, bearer(headers.get("authorization", ""))):
-            return 401, "Authorization: Bearer TOKEN is needed."
-        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if (
-            method == "POST"
-            and has_body
-            and not self._unasked
-            and sent_unasked(headers.get("content-type", ""))
-        ):
-            return 415, "The body must be JSON. Content-Type: application/json"
-        return 200, ""
+
+def page_problem(
+    method: str,
+    headers: Mapping[str, str],
+    names: Collection[str],
+    *,
+    unasked: bool = False,
+    hint: str = "",
+    token: str = "",
+) -> tuple[int, str]:
+    """Return why a request is refused, and the status; see PageGuard. `headers` do not distinguish case."""
+    host = headers.get("host", "")
+    if not is_served(host, names):
+        return 403, f"No server is called {host!r} here. {hint}".rstrip()
+    if is_foreign(headers.get("origin"), (host,)):
+        return 403, "Pages of other sites are not answered."
+    if token and not is_token(token, bearer(headers.get("authorization", ""))):
+        return 401, "Authorization: Bearer TOKEN is needed."
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if (
+        method == "POST"
+        and has_body
+        and not unasked
+        and sent_unasked(headers.get("content-type", ""))
+    ):
+        return 415, "The body must be JSON. Content-Type: application/json"
+    return 200, ""
 
 
 KEPT = 600

@@ -31,7 +31,7 @@ from agentrl_cli.chat.parse import Parsed, foreign_parser, parse_text
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK_END
 from agentrl_cli.chat.tool_choice import NAME, forced_text
-from agentrl_cli.errors import MissingDependency
+from agentrl_cli.errors import needs_extra
 from agentrl_cli.types import (
     TOP_K,
     Generation,
@@ -55,12 +55,8 @@ def constrain(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
 
     Raises RequestError for a schema that cannot be followed, MissingDependency without llguidance.
     """
-    try:
+    with needs_extra("response_format needs llguidance.", "constrained"):
         from llguidance import LLMatcher
-    except ImportError as error:
-        raise MissingDependency(
-            "response_format needs llguidance.", hint="pip install 'agentrl-cli[constrained]'"
-        ) from error
     marker = next(iter(chat.parser.markers), "")
     opening = chat.tokenizer.id_of(marker) if tools else None
     if tools and opening is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.commands.options import StoreOptions
-from agentrl_cli.errors import AgentRLError, MissingDependency
+from agentrl_cli.errors import AgentRLError, needs_extra
 
 LONGEST = 12_000
 """Characters of an answer."""
@@ -29,11 +29,8 @@ def command(*, where: StoreOptions) -> None:
 
 def make_server(db: Path) -> Any:
     """Return the server of a store. Raises MissingDependency."""
-    try:
+    with needs_extra("The command mcp needs the package mcp.", "mcp"):
         from mcp.server import MCPServer
-    except ImportError as error:
-        hint = "pip install 'agentrl-cli[mcp]'"
-        raise MissingDependency("The command mcp needs the package mcp.", hint=hint) from error
     tools: list[Any] = []
 
     def reads(function: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ from agentrl_cli.agents.gateway.http import is_foreign, is_loopback, is_token
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import DbOption, ProjectOption, echo, narrate
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import MissingDependency, UsageError
+from agentrl_cli.errors import UsageError, needs_extra
 
 
 def command(
@@ -114,13 +114,9 @@ def make_server(command: str, host: str, port: int, token: str) -> Any:
             f"{host} can be reached from other machines; the screens are served on this machine only.",
             hint=f"From elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there.",
         )
-    try:
+    with needs_extra("Screens in a browser need textual-serve.", "serve"):
         from aiohttp import web
         from textual_serve.server import Server
-    except ImportError as error:
-        raise MissingDependency(
-            "Screens in a browser need textual-serve.", hint="pip install 'agentrl-cli[serve]'"
-        ) from error
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     hosts = {place, f"localhost:{port}", f"127.0.0.1:{port}"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from agentrl_cli.commands.common import (
     echo,
     narrate,
     open_project,
+    stop_event,
 )
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
@@ -31,12 +31,6 @@ app = typer.Typer(
 EnvOption = Annotated[
     Path | None, typer.Option("--env", metavar="FOLDER", help="The environment; engine.env.")
 ]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
-
-
-@app.callback()
-def group() -> None:
-    """A vLLM server of the project's model, in its own environment."""
 
 
 @app.command()
@@ -49,14 +43,18 @@ def install(
     """Install the pinned vLLM into an environment of its own, with uv or pip; prints the folder."""
     from agentrl_cli.plugins.engines.server import install as make
 
-    context = open_project(project, None, config, sets, {"engine.env": _text(env)}, required=False)
+    context = open_project(
+        project, None, config, sets, {"engine.env": env and str(env)}, required=False
+    )
     echo(str(make(context.config, narrate)))
 
 
 @app.command()
 def start(
     model: ModelOption = None,
-    port: PortOption = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")
+    ] = 8000,
     env: EnvOption = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
@@ -66,7 +64,7 @@ def start(
 
     Prints the address. `agentrl train --set engine.start=true` starts one that ends with the run.
     """
-    flags = {"model.name": model, "engine.env": _text(env), "remote.backend": "vllm"}
+    flags = {"model.name": model, "engine.env": env and str(env), "remote.backend": "vllm"}
     asyncio.run(_serve(open_project(project, None, config, sets, flags, required=False), port))
 
 
@@ -74,12 +72,9 @@ async def _serve(context: Context, port: int) -> None:
     from agentrl_cli.models.load import model_folder
     from agentrl_cli.plugins.engines.server import KEY, run_server
 
-    ending, loop = asyncio.Event(), asyncio.get_running_loop()
     folder = model_folder(context.config.model.name, context.config.model, base=context.project)
     log = context.db.parent / "logs" / f"engine-{os.getpid()}.log"
-    serving = asyncio.ensure_future(ending.wait())
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, ending.set)
+    serving = asyncio.ensure_future(stop_event().wait())
     narrate(f"Starting vLLM for {context.config.model.name}; its log: {log}")
     entered = run_server(context.config, folder, log, port)
     opening = asyncio.ensure_future(entered.__aenter__())
@@ -108,10 +103,6 @@ async def _serve(context: Context, port: int) -> None:
             raise ended.result()
     finally:
         await entered.__aexit__(None, None, None)
-
-
-def _text(env: Path | None) -> str | None:
-    return str(env) if env is not None else None
 
 
 def check_vllm(remote: RemoteConfig) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -112,14 +113,7 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
     flagged, failed = asyncio.run(scan(store, rows, name, scanner))
     agreement = agree(rows, flagged, label) if label else None
     if json:
-        scores = None
-        if agreement is not None:
-            scores = {
-                "kappa": agreement.kappa,
-                "low": agreement.low,
-                "high": agreement.high,
-                "labelled": agreement.labelled,
-            }
+        scores = agreement and asdict(agreement)
         counts = {"scanner": name, "scanned": len(rows), "flagged": flagged, "failed": failed}
         return echo_json({**counts, "agreement": scores})
     echo(f"{name} flags {len(flagged)} of {len(rows)} episodes: agentrl ls -f tag:scan:{name}")

@@ -1,4 +1,4 @@
-"""Harbor task folders as rows, and tasks as Harbor folders, of packs that a script in `tests` grades (rewards/script.py).
+"""Harbor task folders as rows, and tasks of packs that a script in `tests` grades (rewards/script.py) as such folders.
 
 A folder has `task.toml`, `instruction.md`, `environment/`, `solution/`, `tests/test.sh`. What `environment/Dockerfile`
 copies and makes in its working folder is in the episode's folder at its start. A task that needs an image of its own is

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from agentrl_cli.config.yamlfile import read_as
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, needs_extra
 from agentrl_cli.types.section import Seconds, Text
 
 STDERR_LINES, STDERR_BYTES = 8, 4096
@@ -61,13 +61,9 @@ class Server:
         """Return the mcp package's client for it; its resources are put on `stack`, a process writes stderr to
         `errors`.
         """
-        try:
+        with needs_extra("MCP servers need mcp.", "mcp"):
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
-        except ImportError as error:
-            raise MissingDependency(
-                "MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'"
-            ) from error
         if self.command:
             cwd = self.folder / self.cwd
             parameters = StdioServerParameters(

@@ -17,23 +17,18 @@ from agentrl_cli.commands.common import JsonOption, data_stdout, echo_json, narr
 from agentrl_cli.errors import ModelError, UsageError
 from agentrl_cli.models.output_lock import writing
 
-SourceArgument = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="Its model folder, or its .pth file.")
-]
-OutArgument = Annotated[
-    Path, typer.Argument(metavar="OUT", help="The folder to write, or a .pth file.")
-]
-TokenizerOption = Annotated[
-    Path | None, typer.Option("--tokenizer", help="The folder of a .pth file's tokenizer.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is in OUT.")]
-
 
 def minimind(
-    source: SourceArgument,
-    out: OutArgument,
-    tokenizer: TokenizerOption = None,
-    force: ForceOption = False,
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Its model folder, or its .pth file.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The folder to write, or a .pth file.")
+    ],
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="The folder of a .pth file's tokenizer.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in OUT.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Import a model: minimind's own folder or .pth as a Hugging Face folder; to a .pth for its own loader.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from agentrl_cli.errors import MissingDependency, UsageError, describe_error
+from agentrl_cli.errors import UsageError, describe_error, needs_extra
 from agentrl_cli.hooks import Hook
 from agentrl_cli.hooks.loggers import finite
 from agentrl_cli.store.codec import dumps
@@ -93,14 +93,11 @@ class Steps(Hook):
 @cache
 def tracer() -> Any:
     """Return the tracer of this process, which sends in batches and at its end. Raises MissingDependency."""
-    try:
+    with needs_extra("telemetry.spans needs opentelemetry.", "otel"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        hint = "pip install 'agentrl-cli[otel]'"
-        raise MissingDependency("telemetry.spans needs opentelemetry.", hint=hint) from error
     named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "agentrl"}
     provider = TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import AgentRLError, ConfigError, NotFound, PolicyError, UsageError
 from agentrl_cli.evaluate import spread
 from agentrl_cli.evaluate.stats import difference, estimate, mcnemar
+from agentrl_cli.hooks.threads import call
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.plugins.prompts import apo, with_gepa
 from agentrl_cli.plugins.prompts.plan import Plan
@@ -26,6 +26,7 @@ from agentrl_cli.rollout import seed_of
 from agentrl_cli.runtime import Runtime
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.new_run import new_run
+from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.texts import parts_of, read_parts, write_parts
 from agentrl_cli.types import Outcome, Sampling, Task
 
@@ -59,19 +60,17 @@ def reflection(named: str, model: str, loaded: Loaded, seed: int, base: Path) ->
 
 
 def _function(found: Callable[[str], Any], named: str) -> Reflect:
-    async def call(prompt: str) -> str:
+    async def answer(prompt: str) -> str:
         try:
-            answer = found(prompt)
-            answer = await answer if inspect.isawaitable(answer) else answer
+            return str(await call(found, prompt) or "")
         except AgentRLError:
             raise
         except Exception as error:
             raise PolicyError(
                 f"The reflection model {named} failed: {type(error).__name__}: {error}"
             ) from error
-        return str(answer or "")
 
-    return call
+    return answer
 
 
 def _ask_served(loaded: Loaded, seed: int) -> Reflect:
@@ -115,8 +114,8 @@ async def optimize(
             "The texts of one pack are optimised at a time.", hint="Name one with --pack."
         )
     (pack,) = runtime.packs.values()
-    first = _first(runtime, plan)
-    tasks = _tasks(runtime, plan)
+    first = _first(pack, plan)
+    tasks = _tasks(runtime, pack, plan)
     if plan.budget < len(tasks["validation"]):
         raise UsageError(
             f"A budget of {plan.budget} episodes is below one evaluation ({len(tasks['validation'])} tasks).",
@@ -166,9 +165,8 @@ async def _search(
     return await apo.search(given, first, train, validation, **sizes)
 
 
-def _first(runtime: Runtime, plan: Plan) -> Parts:
+def _first(pack: Pack, plan: Plan) -> Parts:
     """Return the pack's own texts. Raises NotFound for an unknown part, ConfigError for an empty one."""
-    (pack,) = runtime.packs.values()
     known = parts_of(pack)
     for name in plan.parts or ():
         if name not in known:
@@ -181,9 +179,8 @@ def _first(runtime: Runtime, plan: Plan) -> Parts:
     return {name: known[name] for name in plan.parts or ()}
 
 
-def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
+def _tasks(runtime: Runtime, pack: Pack, plan: Plan) -> dict[str, list[Task]]:
     """Return train, validation and test tasks; without a validation split, the last training tasks are it."""
-    (pack,) = runtime.packs.values()
     settings = runtime.config
     train = pack.tasks(settings.task.split_train, families=settings.task.families)
     splits = pack.splits()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, EnvironmentProblem, MissingDependency
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, needs_extra
 from agentrl_cli.plugins.ray.pool import Save
 from agentrl_cli.plugins.ray.remote import Link, WorkerLost
 from agentrl_cli.plugins.ray.service import Call, Message, Service, Setup
@@ -133,11 +133,8 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
     Raises MissingDependency, ConfigError, EnvironmentProblem.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with needs_extra("cluster.kind is ray, and Ray is not installed.", "ray"):
         import ray
-    except ImportError as error:
-        text = "cluster.kind is ray, and Ray is not installed."
-        raise MissingDependency(text, hint="pip install 'agentrl-cli[ray]'") from error
     require_inside(config)
     cluster = config.section(ClusterConfig)
     connect(cluster, base)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from agentrl_cli.commands.common import (
     echo,
     echo_json,
     narrate,
+    stop_event,
     warn,
 )
 from agentrl_cli.commands.imported import read_file
@@ -23,13 +23,11 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store import Store
 
-FilesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE", help="A JSON document, or JSON Lines.")
-]
-
 
 def atif(
-    files: FilesArgument,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="A JSON document, or JSON Lines.")
+    ],
     as_json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -85,9 +83,7 @@ async def _receive(store: Store, port: int, token: str, as_json: bool) -> list[s
     from agentrl_cli.agents.gateway.http import PageGuard, listening
     from agentrl_cli.plugins.traces.receive import Inbox
 
-    inbox, ending = Inbox(store, warn), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    inbox, ending = Inbox(store, warn), stop_event()
     async with listening(
         PageGuard(inbox.app, {"localhost"}, token=token), "127.0.0.1", port
     ) as address:

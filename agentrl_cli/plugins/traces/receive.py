@@ -19,21 +19,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentrl_cli.agents.gateway.request import RequestError
-from agentrl_cli.errors import MissingDependency
+from agentrl_cli.errors import needs_extra
 from agentrl_cli.plugins.traces.load import add
 from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
 from agentrl_cli.plugins.traces.trace import ERRORS, say
 from agentrl_cli.store import Store
 from agentrl_cli.types.plain import parse_json
 
-try:
+with needs_extra("--listen needs opentelemetry-proto.", "otel"):
     from google.protobuf.json_format import MessageToDict, ParseDict
     from google.protobuf.message import DecodeError
     from google.rpc.status_pb2 import Status
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
-except ImportError as error:
-    hint = "pip install 'agentrl-cli[otel]'"
-    raise MissingDependency("--listen needs opentelemetry-proto.", hint=hint) from error
 
 LARGEST = 16 * 2**20
 """Bytes of a request, packed and unpacked."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.plugins.traces.atif_read import stamp
 from agentrl_cli.plugins.traces.messages import answer_of, messages_in
 from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in
@@ -155,7 +156,7 @@ def _flat_of(given: Any) -> dict[str, Any]:
     """Return attributes by their dotted names, from the list of OTLP or from nested mappings."""
     if isinstance(given, list):
         return {one["key"]: _value(one.get("value") or {}) for one in given}
-    return _flat(given)
+    return {name: value for name, value in flat(given).items() if value != {}}
 
 
 def _first(flat: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -210,15 +211,6 @@ def _lists(value: Any) -> Any:
     if value and all(key.isdigit() for key in value):
         return [_lists(value[key]) for key in sorted(value, key=int)]
     return {key: _lists(item) for key, item in value.items()}
-
-
-def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested attributes under dotted names; lists as they are."""
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        inner = _flat(item, f"{before}{key}.") if isinstance(item, dict) else {before + key: item}
-        found |= inner
-    return found
 
 
 def _value(given: Mapping[str, Any]) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, suggest
 from agentrl_cli.learning.objective import aggregation_name
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
@@ -162,10 +161,7 @@ def require_fields(options: Mapping[str, Any]) -> None:
     fields = [field.name for field in dataclasses.fields(GRPOConfig) if field.init]
     for name in options:
         if name not in fields:
-            near = ", ".join(get_close_matches(name, fields, 3))
             raise ConfigError(
                 f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
-                hint=f"Did you mean {near}?"
-                if near
-                else "Remove it; TRL's documentation lists the fields.",
+                hint=suggest(name, fields, "TRL's documentation lists the fields."),
             )

@@ -19,16 +19,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.agents.gateway.http import bearer, is_foreign, is_served, is_token, sent_unasked
+from agentrl_cli.agents.gateway.http import bearer, is_token, page_problem
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import (
     AgentRLError,
     EnvError,
     EnvironmentProblem,
-    MissingDependency,
     NotFound,
     UsageError,
+    needs_extra,
 )
 from agentrl_cli.plugins.verl_tool.bodies import (
     CallsBody,
@@ -248,18 +248,17 @@ class ToolServer:
 
         `names`: allowed Host names besides IP addresses; None: any, for sockets that no web page can reach.
         """
-        try:
+        with needs_extra("The tool server needs aiohttp.", "serve"):
             from aiohttp import web
-        except ImportError as error:
-            hint = "pip install 'agentrl-cli[serve]'"
-            raise MissingDependency("The tool server needs aiohttp.", hint=hint) from error
 
         async def metrics(request: web.Request) -> web.Response:
             if not self._is_allowed(request):
                 return _problem(401, UsageError("The token is missing or wrong."))
             return web.Response(text=self.metrics(), content_type="text/plain")
 
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_guard(names)])
+        app = web.Application(
+            client_max_size=MAX_BODY, middlewares=[] if names is None else [_guard(names)]
+        )
         app.router.add_post("/v1/open", self._route(self.open, OpenBody))
         app.router.add_post("/v1/call", self._route(self.call, CallsBody))
         app.router.add_post("/v1/rewards", self._route(self.rewards, NamesBody))
@@ -313,23 +312,15 @@ class ToolServer:
         return timed
 
 
-def _guard(names: Collection[str] | None) -> Any:
+def _guard(names: Collection[str]) -> Any:
     """Return the middleware that keeps web pages out, with or without a token: checks Host, Origin and content type."""
     from aiohttp import web
 
     @web.middleware
     async def guard(request: web.Request, handler: Route) -> web.StreamResponse:
-        host = request.host
-        if names is not None and not is_served(host, names):
-            hint = "`tools serve --allow-host NAME` serves it under another name, too."
-            return _problem(403, UsageError(f"The host {host!r} is not served here.", hint=hint))
-        if is_foreign(request.headers.get("Origin"), (host,)):
-            return _problem(403, UsageError("Requests from pages of other sites are refused."))
-        if request.method == "POST" and sent_unasked(request.headers.get("Content-Type", "")):
-            return _problem(
-                415, UsageError("The body must be JSON.", hint="Content-Type: application/json")
-            )
-        return await handler(request)
+        hint = "`tools serve --allow-host NAME` serves it under another name, too."
+        status, why = page_problem(request.method, request.headers, names, hint=hint)
+        return _problem(status, UsageError(why)) if why else await handler(request)
 
     return guard
 

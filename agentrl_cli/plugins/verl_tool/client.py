@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import RootModel, ValidationError
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, EnvError, MissingDependency
+from agentrl_cli.errors import ConfigError, EnvError, needs_extra
 from agentrl_cli.plugins.verl_tool.bodies import (
     CallAnswer,
     M,
@@ -27,6 +26,7 @@ from agentrl_cli.plugins.verl_tool.bodies import (
     first_problem,
 )
 from agentrl_cli.plugins.verl_tool.settings import ToolServerConfig
+from agentrl_cli.policies.remote.http import error_message
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import ToolResult, ToolSchema, new_id
@@ -70,7 +70,7 @@ class RemoteServer:
                 async with self._session.request(method, self._base + path, json=body) as response:
                     if response.status == 200:
                         return model.model_validate_json(await response.read())
-                    said = f"{response.status}: {_message(await response.text())}"
+                    said = f"{response.status}: {error_message(await response.text())[:200].rstrip('.')}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
                         raise kind(
@@ -101,12 +101,8 @@ async def connect(
 
     Raises ConfigError for an invalid address, MissingDependency without aiohttp.
     """
-    try:
+    with needs_extra("A tool server needs aiohttp.", "serve"):
         from aiohttp import ClientSession, ClientTimeout, TCPConnector, UnixConnector
-    except ImportError as error:
-        raise MissingDependency(
-            "A tool server needs aiohttp.", hint="pip install 'agentrl-cli[serve]'"
-        ) from error
     secret = os.environ.get("AGENTRL_TOKEN", "") if token is None else token
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     path = address.removeprefix("unix:")
@@ -248,12 +244,3 @@ def remote_tools(
                 hint="Restart the server after a change of tools.",
             )
     return tuple(RemoteTool(server, tool.schema, names, tool) for tool in tools)
-
-
-def _message(text: str) -> str:
-    """Return the message of an error's body, as the middle of a sentence."""
-    try:
-        said = json.loads(text)["error"]
-        return str(said["message"]).rstrip(".")
-    except (ValueError, KeyError, TypeError):
-        return text[:200]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from socket import gethostname
@@ -24,6 +23,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
     packs_of,
+    stop_event,
     warn_bare,
     warn_unsafe,
 )
@@ -148,18 +148,10 @@ def _open(project: Path | None, config: Any, sets: Any) -> tuple[Context, str]:
 
 async def _serve_wire(wire: str, context: Context, packs: list[Any], where: dict[str, Any]) -> None:
     """Serve packs by another protocol until a signal comes."""
-    ending = _ending()
+    ending = stop_event()
     async with resolve("wires", {}, wire)(context, packs, **where) as address:
         _announce(context, address, where["token"])
         await ending.wait()
-
-
-def _ending() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set."""
-    ending = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    return ending
 
 
 def _announce(context: Context, address: str, token: str) -> None:
@@ -189,7 +181,7 @@ async def _serve(
         if mcp == "stdio":
             warn_bare(context.config.sandbox)
             return await serve_stdio(mcp_server(server))
-        ending = _ending()
+        ending = stop_event()
         opening = (
             serve_http(mcp_server(server), **where, idle=idle)
             if mcp

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl_cli._version import __version__
 from agentrl_cli.agents.gateway.http import PageGuard, listening
-from agentrl_cli.errors import AgentRLError, MissingDependency
+from agentrl_cli.errors import AgentRLError, needs_extra
 from agentrl_cli.plugins.verl_tool.app import ToolServer
 from agentrl_cli.plugins.verl_tool.trajectories import Call
 from agentrl_cli.types import new_id
@@ -27,13 +27,9 @@ VERSION = b"mcp-protocol-version"
 
 def mcp_server(tools: ToolServer) -> Any:
     """Return the server of the tools, with their limit of calls. Raises MissingDependency."""
-    try:
+    with needs_extra("--mcp needs mcp.", "mcp"):
         from mcp import types
         from mcp.server import Server
-    except ImportError as error:
-        raise MissingDependency(
-            "--mcp needs mcp.", hint="pip install 'agentrl-cli[mcp]'"
-        ) from error
     opened: dict[str, str] = {}
     trajectories = tools.trajectories
 

@@ -288,11 +288,11 @@ def _server_error(url: str, answer: httpx2.Response, retries: int) -> ServerErro
     if status >= 500:
         tried = f"Tried {retries + 1} times (remote.request.retries is {retries})"
         hint = f"{tried}; the server's own log has more."
-    said = _message(answer.text)[:MAX_BODY]
+    said = error_message(answer.text)[:MAX_BODY]
     return ServerError(f"{url} answered {status}: {said}", status, hint=hint)
 
 
-def _message(text: str) -> str:
+def error_message(text: str) -> str:
     """Return the message in a server's error if it is JSON with one, else the text as it is."""
     try:
         answer = json.loads(text)

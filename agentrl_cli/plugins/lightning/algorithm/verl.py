@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_cli.config import Config, load_config
@@ -49,9 +49,27 @@ SAME = {
     f"{MODEL}.lora_alpha": "adapter.alpha",
     f"{MODEL}.target_modules": "adapter.target_modules",
     f"{MODEL}.lora_adapter_path": "adapter.path",
-    "algorithm.adv_estimator": "algo.advantage",
+    "trainer.total_training_steps": "train.steps",
 }
 """Keys whose values are taken as they are."""
+ESTIMATORS = {
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+}
+CHANGED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "algorithm.adv_estimator": ("algo.advantage", lambda name: ESTIMATORS.get(name, name)),
+    f"{ROLLOUT}.top_k": ("rollout.truncation.top_k", lambda count: max(0, count)),
+    f"{ACTOR}.optim.lr_warmup_steps": (
+        "train.schedule.warmup_steps",
+        lambda count: max(0, count),
+    ),
+    f"{MODEL}.enable_gradient_checkpointing": (
+        "train.checkpointing",
+        lambda wanted: "auto" if wanted else "off",
+    ),
+    "trainer.test_freq": ("train.eval.every", lambda every: max(0, every)),
+}
+"""Keys that mean one setting, in another form."""
 KEPT = {
     f"{ACTOR}.ppo_mini_batch_size",
     f"{ACTOR}.use_kl_loss",
@@ -60,18 +78,13 @@ KEPT = {
     f"{ACTOR}.clip_ratio",
     f"{ACTOR}.clip_ratio_low",
     f"{ACTOR}.clip_ratio_high",
-    f"{ACTOR}.optim.lr_warmup_steps",
-    f"{ROLLOUT}.top_k",
     f"{ROLLOUT}.multi_turn.format",
     f"{MODEL}.lora_rank",
-    f"{MODEL}.enable_gradient_checkpointing",
     "algorithm.use_kl_in_reward",
     "algorithm.kl_ctrl.kl_coef",
     "data.max_prompt_length",
     "trainer.total_epochs",
-    "trainer.total_training_steps",
     "trainer.save_freq",
-    "trainer.test_freq",
     "trainer.logger",
     "trainer.experiment_name",
     "agentlightning.trace_aggregator.level",
@@ -79,10 +92,6 @@ KEPT = {
     "agentlightning.trace_aggregator.trajectory_max_response_length",
 }
 """Keys that become settings together with others, see `translate`."""
-ESTIMATORS = {
-    "reinforce_plus_plus": "reinforce_pp",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-}
 KL = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "abs": "abs"}
 
 
@@ -98,7 +107,7 @@ class VERL(GRPO):
         self.config = config
         given = flat(config)
         classes = {"trainer_cls": trainer_cls, "daemon_cls": daemon_cls}
-        self.ignored = sorted({*given} - SAME.keys() - KEPT) + [
+        self.ignored = sorted({*given} - SAME.keys() - CHANGED.keys() - KEPT) + [
             name for name, value in classes.items() if value
         ]
         """Keys that have no effect."""
@@ -131,8 +140,9 @@ class VERL(GRPO):
 def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     """Settings by dotted key, from verl's by dotted key; `tasks`: how many there are to train on."""
     out = {ours: given[key] for key, ours in SAME.items() if given.get(key) is not None}
-    if name := out.get("algo.advantage"):
-        out["algo.advantage"] = ESTIMATORS.get(name, name)
+    for key, (ours, change) in CHANGED.items():
+        if given.get(key) is not None:
+            out[ours] = change(given[key])
     clip = {
         side: given.get(f"{ACTOR}.clip_ratio_{side}", given.get(f"{ACTOR}.clip_ratio"))
         for side in ("low", "high")
@@ -140,16 +150,10 @@ def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     bounds = {f"clip_{side}": value for side, value in clip.items() if value is not None}
     if bounds:
         out["algo.loss"] = {"name": "ppo_clip", **bounds}
-    if (top_k := given.get(f"{ROLLOUT}.top_k")) is not None:
-        out["rollout.truncation.top_k"] = max(0, top_k)
-    if (warmup := given.get(f"{ACTOR}.optim.lr_warmup_steps")) is not None:
-        out["train.schedule.warmup_steps"] = max(0, warmup)
     if syntax := given.get(f"{ROLLOUT}.multi_turn.format"):
         out["model.chat.parser"] = syntax
     if rank := given.get(f"{MODEL}.lora_rank"):
         out |= {"adapter.enabled": True, "adapter.r": rank}
-    if (recompute := given.get(f"{MODEL}.enable_gradient_checkpointing")) is not None:
-        out["train.checkpointing"] = "auto" if recompute else "off"
     return out | _kl(given) | _lengths(given) | _steps(given, tasks)
 
 
@@ -182,17 +186,14 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
 def _steps(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     batch = given.get("data.train_batch_size")
     out: dict[str, Any] = {}
-    if (steps := given.get("trainer.total_training_steps")) is not None:
-        out["train.steps"] = steps
-    elif (epochs := given.get("trainer.total_epochs")) is not None:
+    epochs = given.get("trainer.total_epochs")
+    if epochs is not None and given.get("trainer.total_training_steps") is None:
         out["train.steps"] = max(1, epochs * tasks // (batch or Config().rollout.prompts_per_step))
     small = given.get(f"{ACTOR}.ppo_mini_batch_size")
     if small and batch:
         out["algo.minibatches"] = max(1, batch // small)
     if (save := given.get("trainer.save_freq")) is not None and save > 0:
         out["train.save.every"] = save
-    if (test := given.get("trainer.test_freq")) is not None:
-        out["train.eval.every"] = max(0, test)
     named = given.get("trainer.logger")
     loggers = [named] if isinstance(named, str) else list(named or ())
     if known := [name for name in loggers if name in names("loggers", LOGGERS)]:
