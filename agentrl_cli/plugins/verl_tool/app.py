@@ -259,14 +259,18 @@ class ToolServer:
         app = web.Application(
             client_max_size=MAX_BODY, middlewares=[] if names is None else [_guard(names)]
         )
-        app.router.add_post("/v1/open", self._route(self.open, OpenBody))
-        app.router.add_post("/v1/call", self._route(self.call, CallsBody))
-        app.router.add_post("/v1/rewards", self._route(self.rewards, NamesBody))
-        app.router.add_post("/v1/close", self._route(self.close, NamesBody))
-        app.router.add_post("/get_observation", self._route(self.observe, ObserveBody))
-        app.router.add_get("/v1/tools", self._route(self.schemas))
-        app.router.add_get("/health", self._route(self.health, everyone=self.pulse))
-        app.router.add_get("/metrics", metrics)
+        app.add_routes(
+            [
+                web.post("/v1/open", self._route(self.open, OpenBody)),
+                web.post("/v1/call", self._route(self.call, CallsBody)),
+                web.post("/v1/rewards", self._route(self.rewards, NamesBody)),
+                web.post("/v1/close", self._route(self.close, NamesBody)),
+                web.post("/get_observation", self._route(self.observe, ObserveBody)),
+                web.get("/v1/tools", self._route(self.schemas)),
+                web.get("/health", self._route(self.health, everyone=self.pulse)),
+                web.get("/metrics", metrics),
+            ]
+        )
         return app
 
     def _is_allowed(self, request: web.Request) -> bool:
