@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl_cli.agents.gateway.http import is_foreign, is_loopback, is_token
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import DbOption, ProjectOption, echo, narrate
 from agentrl_cli.commands.place import find_db
@@ -81,6 +80,8 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
     """Return the aiohttp middleware that checks host, origin and token of every request."""
     from aiohttp import web
 
+    from agentrl_cli.agents.gateway.http import is_foreign, is_token
+
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -109,6 +110,8 @@ def make_server(command: str, host: str, port: int, token: str) -> Any:
 
     Raises MissingDependency, and UsageError off the loopback address.
     """
+    from agentrl_cli.agents.gateway.http import is_loopback
+
     if not is_loopback(host):
         raise UsageError(
             f"{host} can be reached from other machines; the screens are served on this machine only.",

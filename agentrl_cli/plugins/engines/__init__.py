@@ -22,6 +22,6 @@ OFFERS = {
     },
     "settings": {"engine": f"{__name__}.settings:EngineConfig"},
     "policies": {"vllm": f"{__name__}.servers:vllm", "sglang": f"{__name__}.servers:sglang"},
-    "probes": {"vllm": f"{__name__}.command:check_vllm"},
+    "probes": {"vllm": f"{__name__}.doctor:check_vllm"},
     "servers": {"engine": f"{__name__}.server:start_for_run"},
 }

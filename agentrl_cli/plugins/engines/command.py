@@ -20,10 +20,6 @@ from agentrl_cli.commands.common import (
     open_project,
     stop_event,
 )
-from agentrl_cli.config.remote import RemoteConfig
-from agentrl_cli.doctor import Check
-from agentrl_cli.doctor.machine import check_server, find_version
-from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM
 
 app = typer.Typer(
     name="engine", help="A vLLM server of the project's model, in its own environment."
@@ -103,12 +99,3 @@ async def _serve(context: Context, port: int) -> None:
             raise ended.result()
     finally:
         await entered.__aexit__(None, None, None)
-
-
-def check_vllm(remote: RemoteConfig) -> Check:
-    """Return whether the server answers, and whether this environment's vLLM is the tested release."""
-    check, found = check_server(remote, VLLM.start), find_version("vllm")  # it may run elsewhere
-    if check.status != "ok" or not found or found.startswith(f"{TESTED_VLLM}."):
-        return check
-    detail = f"{check.detail}; vLLM {found} is installed here, tested is {TESTED_VLLM}"
-    return Check("server", "warn", detail, "pip install 'agentrl-cli[vllm]'")

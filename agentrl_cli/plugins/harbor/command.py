@@ -21,7 +21,6 @@ import typer
 from agentrl_cli.commands.common import PackOption, ProjectOption, echo, open_project, packs_of
 from agentrl_cli.commands.options import ForceOption
 from agentrl_cli.errors import DataError, NotFound, UsageError
-from agentrl_cli.rewards.script import placed
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
@@ -80,6 +79,8 @@ def add(draft: Any, name: str) -> None:
 
 def row_of(folder: Path) -> dict[str, Any]:
     """Return a task folder as a row. Raises DataError, ValueError and its like for one that cannot be used."""
+    from agentrl_cli.rewards.script import placed
+
     spec, place = tomllib.loads(_text(folder, "task.toml")), folder / "environment"
     wants = spec.get("environment", {})
     if wants.get("docker_image") or (place / "docker-compose.yaml").exists():
@@ -111,6 +112,8 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
     """Return code that makes what a Dockerfile makes in its working folder. Raises DataError if it does more."""
+    from agentrl_cli.rewards.script import placed
+
     files: dict[str, tuple[str, int]] = {}
     code = ""
     for word, rest in lines:

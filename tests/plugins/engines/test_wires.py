@@ -12,7 +12,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
 from agentrl_cli.errors import BadAnswer, PolicyError
-from agentrl_cli.plugins.engines.command import check_vllm
+from agentrl_cli.plugins.engines.doctor import check_vllm
 from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM, sampling_fields
 from agentrl_cli.policies import require_trainable
