@@ -8,6 +8,7 @@ each is imported when it is first used, since the table of commands must not loa
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -37,10 +38,13 @@ def _homes() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name. Raises AttributeError for any other."""
-    if name.startswith("__") or name not in _homes():
-        raise AttributeError(f"{__name__} has no {name!r}; docs/lightning.md lists its names")
-    return getattr(import_module(_homes()[name]), name)
+    """Return a public name, or a module. Raises AttributeError for any other."""
+    if not name.startswith("__"):
+        if name in _homes():
+            return getattr(import_module(_homes()[name]), name)
+        with suppress(ModuleNotFoundError):
+            return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"{__name__} has no {name!r}; docs/lightning.md lists its names")
 
 
 def __dir__() -> list[str]:

@@ -44,9 +44,12 @@ class _Later(ModuleType):
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [one for one in dir(import_module(self._home)) if not one.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(import_module(self._home), name)
+        inner = sys.modules.get(f"{self.__name__}.{name}")
+        return inner if inner is not None else getattr(import_module(self._home), name)
 
 
 def register(package: str) -> None:

@@ -185,7 +185,11 @@ import agentlightning
 from agentlightning.adapter.triplet import LlmProxyTraceToTriplet as theirs
 from agentlightning.algorithm.verl import VERL
 from agentlightning.reward import find_final_reward
-from agentlightning.utils.otel import make_tag_attributes
+from agentlightning.utils.otel import *
+from agentlightning.algorithm.apo import APO
+assert callable(make_tag_attributes) and callable(query_linked_spans) and agl.APO is APO
+import agentlightning.algorithm.apo, agentlightning.utils.otel
+assert agentlightning.algorithm.apo.APO is APO and callable(agentlightning.utils.otel.make_link_attributes)
 assert agentlightning is agl and agl.VERL is VERL and theirs is LlmProxyTraceToTriplet
 assert 'torch' not in sys.modules
 sys.modules['agentlightning'] = sys

@@ -1,5 +1,6 @@
 """Algorithms: `VERL`, `MiniGRPO`, `TRLTrainer` train with this package; `APO`, `Baseline`, `@algo` use the queue."""
 
+from agentrl_cli.plugins.lightning.algorithm import base as apo
 from agentrl_cli.plugins.lightning.algorithm.base import (
     APO,
     Algorithm,
@@ -20,4 +21,5 @@ __all__ = [
     "MiniGRPO",
     "TRLTrainer",
     "algo",
+    "apo",
 ]
