@@ -1,21 +1,33 @@
-"""Several servers behind one policy."""
+"""Requests to vLLM and their answers, its release and doctor's check of it; several servers behind one policy."""
 
 import asyncio
+import re
+import tomllib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.doctor import Check
+from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.plugins.engines.doctor import check_vllm
 from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.servers import Servers
-from agentrl_cli.plugins.engines.wires import VLLM
+from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM, sampling_fields
+from agentrl_cli.policies import require_trainable
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.http import Unreachable
-from agentrl_cli.types import Generation, Sampling
+from agentrl_cli.types import Generation, Sampling, StopReason
+from tests.helpers.core import ROOT
 from tests.helpers.processes import soon
-from tests.helpers.remote import StandIn, server
+from tests.helpers.remote import StandIn, server, vllm_answer
 from tests.helpers.train import trainer_of, write_model
+from tests.helpers.web import served
+from tests.plugins.engines.policies import policy_at
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +143,142 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
     (good, quiet), (bad, named) = found
     assert max(good) < 1e-4 and not quiet
     assert max(bad) > 0.02 and named, bad
+
+
+BYTES = ByteTokenizer()
+STOP = BYTES.eos_ids[0]
+PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_vllm_token_ids_in_and_out() -> None:
+    requests: list[dict[str, Any]] = []
+    out = [*BYTES.encode("ok"), STOP]
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        requests.append({"path": path, **body})
+        return 200, vllm_answer(out, [-0.1, -0.2, -0.3], new=len(requests) == 1)
+
+    async with policy_at(handler, api_key="k") as policy:
+        assert isinstance(policy, Policy)
+        require_trainable(policy)
+        for _ in range(2):  # with token_ids, and with token_id: texts only
+            said = await policy.generate(
+                "a", np.asarray(PROMPT, np.int32), Sampling(stop_ids=(STOP,), max_new_tokens=9)
+            )
+            assert said.ids.tolist() == out
+            np.testing.assert_allclose(said.logp_policy, [-0.1, -0.2, -0.3], rtol=1e-6)
+            np.testing.assert_allclose(said.logp_sampled, said.logp_policy)
+            assert said.top_ids[0].tolist() == [out[0], 7, -1, -1, -1]
+            assert said.stop_reason is StopReason.STOP and said.weights_version == "m"
+    request = requests[0]
+    assert request["path"] == "/v1/completions"
+    assert request["prompt"] == PROMPT
+    assert request["return_tokens_as_token_ids"] is True and request["stop_token_ids"] == [STOP]
+    assert "Authorization: Bearer k" in request["_headers"]
+
+
+async def test_vllm_says_what_its_log_probabilities_are() -> None:
+    answer = vllm_answer([65], [-0.5], "length")
+    async with policy_at(answer) as raw, policy_at(answer, processed=True) as processed:
+
+        async def known(policy: HttpPolicy, sampling: Sampling) -> tuple[bool, bool]:
+            said = await policy.generate("a", PROMPT, sampling)
+            assert said.stop_reason is StopReason.LENGTH
+            return not np.isnan(said.logp_sampled[0]), not np.isnan(said.logp_policy[0])
+
+        assert await known(raw, Sampling()) == (True, True)
+        assert await known(raw, Sampling(temperature=0.7)) == (False, False)
+        assert await known(raw, Sampling(top_p=0.9)) == (False, True)
+        assert await known(processed, Sampling(temperature=0.7)) == (True, True)
+        assert await known(processed, Sampling(top_p=0.9)) == (True, False)
+
+
+async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> None:
+    answers: list[tuple[int, Any]] = [
+        (429, {"error": "busy"}),
+        (503, b"down"),
+        (200, vllm_answer([STOP], [0.0])),
+    ]
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return answers.pop(0)
+
+    async with policy_at(handler, retries=2) as policy:
+        url = policy.endpoint.url
+        assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
+        textual = vllm_answer([65], [0.0], new=False)
+        textual["choices"][0]["logprobs"]["tokens"] = ["A"]
+        for answer, reason in (
+            ((404, {"error": "no model m"}), "answered 404.*no model m"),
+            ((200, textual), "does not send token ids"),
+        ):
+            tries = (
+                3 if answer[0] == 200 else 1
+            )  # a body that cannot be used is asked for again, as a busy server is
+            answers += [answer] * tries
+            with pytest.raises(PolicyError, match=reason) as failed:
+                await policy.generate("a", PROMPT, Sampling())
+            assert (
+                not answers
+                and url in failed.value.message
+                and isinstance(failed.value, BadAnswer) == (tries == 3)
+            )
+    closed = HttpPolicy(VLLM, url, "m", retries=0)
+    with pytest.raises(PolicyError, match="cannot be reached"):
+        await closed.generate("a", PROMPT, Sampling())
+    await closed.close()
+    with pytest.raises(PolicyError, match="not an HTTP address"):
+        HttpPolicy(VLLM, "localhost:8000", "m")
+
+
+def test_a_server_that_cannot_report_what_it_drew_from_is_not_asked_to() -> None:
+    with pytest.raises(PolicyError, match="does not report the tokens"):
+        sampling_fields(Sampling(keep_support=True))
+
+
+def test_doctor_asks_the_server_and_compares_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed vLLM is a folder of metadata on the path, which is all that is read of one."""
+
+    def asked(url: str) -> Check:
+        return check_vllm(RemoteConfig.model_validate({"backend": "vllm", "url": url}))
+
+    silent = asked("http://127.0.0.1:9/v1")
+    assert (
+        silent.status == "fail"
+        and "cannot be reached" in silent.detail
+        and "agentrl-cli[vllm]" in silent.fix
+    )
+    with served(lambda path, asked: {}) as address:
+        url = f"{address}/v1"
+        for installed, status in (("", "ok"), (f"{TESTED_VLLM}.3", "ok"), ("0.14.0", "warn")):
+            if installed:
+                info = tmp_path / installed / f"vllm-{installed}.dist-info"
+                info.mkdir(parents=True)
+                (info / "METADATA").write_text(
+                    f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n"
+                )
+                monkeypatch.syspath_prepend(info.parent)
+            check = asked(url)
+            assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
+            assert check.detail.startswith(f"vllm answers at {url}")
+
+
+def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
+    """pyproject, pins, documentation and the client name one release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["vllm"] == [
+        f"vllm>={TESTED_VLLM},<{_next(TESTED_VLLM)}; sys_platform == 'linux'"
+    ]
+    assert f"\nvllm=={TESTED_VLLM}." in (ROOT / "constraints.txt").read_text()
+    reported = re.findall(
+        r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text()
+    )
+    assert len(reported) >= 2 and set(reported) == {TESTED_VLLM}
+    assert TESTED_VLLM in VLLM.start and "agentrl-cli[vllm]" in VLLM.start
+
+
+def _next(release: str) -> str:
+    major, minor = release.split(".")
+    return f"{major}.{int(minor) + 1}"
