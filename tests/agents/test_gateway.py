@@ -27,7 +27,6 @@ from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
 from tests.helpers.chat import schema
 from tests.helpers.gateway import CHAT, MODEL, Held, World, call, served, session_of, world_of
-from tests.helpers.train import write_model
 
 ADD = schema("add", {"a": "number"})
 HI = [{"role": "user", "content": "Hi."}]
@@ -508,9 +507,8 @@ async def test_a_function_can_be_forced_and_forbidden() -> None:
 
 @pytest.mark.parametrize(("aliases", "wrong"), [(("gpt-4.1-mini", "claude"), 404), (("*",), 200)])
 async def test_a_server_answers_to_the_names_that_agents_have_built_in(
-    tmp_path: Path, aliases: tuple[str, ...], wrong: int
+    tmp_path: Path, model: Path, aliases: tuple[str, ...], wrong: int
 ) -> None:
-    model = write_model(tmp_path / "model")
     body = {"messages": HI, "max_tokens": 4}
     async with open_server(
         settings(model), base=tmp_path, db=tmp_path / "a.db", aliases=aliases

@@ -216,8 +216,7 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     assert engine._running == 0
 
 
-async def test_sessions_are_recorded_as_episodes(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
+async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) -> None:
     async with open_server(
         settings(model), base=tmp_path, db=tmp_path / "a.db", record=True
     ) as server:
@@ -294,9 +293,8 @@ def test_other_machines_need_a_token(cli: Cli) -> None:
     cli("serve", "--model", "scripted", "--host", "0.0.0.0", code=2, said="a token is needed")
 
 
-async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:
+async def test_an_answer_follows_its_schema(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("llguidance", reason="the extra `constrained` is not installed")
-    model = write_model(tmp_path / "model")
     schema = {
         "type": "object",
         "properties": {

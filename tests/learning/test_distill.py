@@ -197,11 +197,10 @@ async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, exper
 
 
 def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_model(tmp_path / "model")
     teacher = write_model(tmp_path / "teacher", only=200)
-    project = write_project(tmp_path / "project", folder)
+    project = write_project(tmp_path / "project", model)
     given = ["--project", str(project), "--set", "algo.advantage.name=distill"]
     keys = {
         "algo.advantage.teacher": teacher,
@@ -231,12 +230,11 @@ def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
     ],
 )
 async def test_what_cannot_be_is_refused_at_the_start(
-    tmp_path: Path, keys: dict[str, Any], said: str
+    tmp_path: Path, model: Path, keys: dict[str, Any], said: str
 ) -> None:
-    folder = write_model(tmp_path / "model")
     with pytest.raises(ConfigError) as caught:
         async with trainer_of(
-            tmp_path / "p", folder, algo={"advantage": {"name": "distill", **keys}}
+            tmp_path / "p", model, algo={"advantage": {"name": "distill", **keys}}
         ):
             pass
     assert said in f"{caught.value.message} {caught.value.hint}"

@@ -22,7 +22,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
-from tests.helpers.train import trainer_of, write_model
+from tests.helpers.train import trainer_of
 
 STEADY = Reference({"train.lr": 3e-4}, {"solved": [[0.4] * 8, [0.6] * 8], "reward": [[1.0] * 8]})
 
@@ -62,9 +62,9 @@ def test_settings_that_differ_are_named() -> None:
     assert STEADY.differences({"train": {"lr": 3e-4}}) == []
 
 
-async def test_a_pack_s_reference_reaches_the_diagnosis_and_the_charts(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-
+async def test_a_pack_s_reference_reaches_the_diagnosis_and_the_charts(
+    tmp_path: Path, model: Path
+) -> None:
     async def train(**more: Any) -> tuple[RunRow, str]:
         async with trainer_of(tmp_path / "pack", model, train={"steps": 4}, **more) as trainer:
             run = await trainer.train()

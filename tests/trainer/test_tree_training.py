@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.types import Episode
-from tests.helpers.train import episodes_of, trainer_of, write_model
+from tests.helpers.train import episodes_of, trainer_of
 from tests.helpers.trees import grafted
 
 
 async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(
     tmp_path: Path,
+    model: Path,
 ) -> None:
-    model = write_model(tmp_path / "model")
     sections: dict[str, Any] = {
         "train": {"steps": 1},
         "algo": {"advantage": "dr_grpo", "aggregation": "episode_mean"},

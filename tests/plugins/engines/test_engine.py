@@ -16,7 +16,7 @@ from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.server import KEY, install, run_server
 from agentrl_cli.plugins.engines.wires import VLLM
 from tests.helpers.remote import StandIn, server
-from tests.helpers.train import trainer_of, write_model
+from tests.helpers.train import trainer_of
 
 PROGRAM = f"""#!/usr/bin/env -S "{sys.executable}"
 import json, os, sys
@@ -152,11 +152,10 @@ async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
 
 
 async def test_the_server_sleeps_while_the_run_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It frees its memory before each update, and is awake before it loads weights or samples."""
     monkeypatch.setenv("SERVER_KEY", "k")
-    model = write_model(tmp_path / "model")
 
     class Sleeper(StandIn):
         asleep = False

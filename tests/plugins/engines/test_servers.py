@@ -25,14 +25,9 @@ from agentrl_cli.types import Generation, Sampling, StopReason
 from tests.helpers.core import ROOT
 from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server, vllm_answer
-from tests.helpers.train import trainer_of, write_model
+from tests.helpers.train import trainer_of
 from tests.helpers.web import served
 from tests.plugins.engines.policies import policy_at
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 class Slow(HttpPolicy):

@@ -12,16 +12,10 @@ import pytest
 import agentrl_cli.plugins.lightning as agl
 from agentrl_cli.registry import load_file
 from agentrl_cli.store import Store
-from tests.helpers.train import write_model
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"
 )  # peft's, on transformers 5
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 def ask(llm: agl.LLM, text: str) -> Any:
