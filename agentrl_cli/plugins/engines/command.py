@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -65,24 +66,26 @@ def start(
 
 
 async def _serve(context: Context, port: int) -> None:
+    """Serve until a signal comes; the server ends with it, also one that has not started yet."""
     from agentrl_cli.models.load import model_folder
-    from agentrl_cli.plugins.engines.server import KEY, run_server
 
     folder = model_folder(context.config.model.name, context.config.model, base=context.project)
+    serving = asyncio.ensure_future(_run(context, folder, port))
+    stopping = asyncio.ensure_future(stop_event().wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _run(context: Context, folder: Path, port: int) -> None:
+    """Serve until the server has ended for good. Raises EnvironmentProblem, Unreachable."""
+    from agentrl_cli.plugins.engines.server import KEY, run_server
+
     log = context.db.parent / "logs" / f"engine-{os.getpid()}.log"
-    serving = asyncio.ensure_future(stop_event().wait())
     narrate(f"Starting vLLM for {context.config.model.name}; its log: {log}")
-    entered = run_server(context.config, folder, log, port)
-    opening = asyncio.ensure_future(entered.__aenter__())
-    await asyncio.wait([opening, serving], return_when=asyncio.FIRST_COMPLETED)
-    if not opening.done():
-        opening.cancel()
-        await asyncio.wait([opening])
-        return
-    server = opening.result()
-    remote = server.config.remote
-    ended: asyncio.Future[Any] = server.failed
-    try:
+    async with run_server(context.config, folder, log, port) as server:
+        remote = server.config.remote
         echo(remote.address)
         narrate(f"export {KEY}={os.environ[KEY]}")
         narrate(
@@ -94,8 +97,4 @@ async def _serve(context: Context, port: int) -> None:
             narrate(
                 "Routes beside /v1 (sleep, weights) need no key: it listens on 127.0.0.1; do not forward the port."
             )
-        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            raise ended.result()
-    finally:
-        await entered.__aexit__(None, None, None)
+        raise await asyncio.shield(server.failed)
