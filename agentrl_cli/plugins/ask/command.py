@@ -31,48 +31,38 @@ def make_server(db: Path) -> Any:
     """Return the server of a store. Raises MissingDependency."""
     with needs_extra("The command mcp needs the package mcp.", "mcp"):
         from mcp.server import MCPServer
-    tools: list[Any] = []
 
-    def reads(function: Callable[..., Any]) -> None:
-        tools.append(_strict(function))
-
-    @reads
     async def runs(offset: int = 0) -> str:
         """List the runs, newest first: name, kind, status, steps, reward."""
         return await _answer(db, ["ls", "runs"], offset)
 
-    @reads
     async def run(name: str = "last", offset: int = 0) -> str:
         """Show a run: settings, course, evaluations, alerts."""
         return await _answer(db, ["show"], offset, _run_id(db, name))
 
-    @reads
     async def why(name: str = "last", offset: int = 0) -> str:
         """Name the first fault of a training, or of an episode by its id, with evidence and a command."""
         return await _answer(db, ["why"], offset, name)
 
-    @reads
     async def failures(name: str = "last", offset: int = 0) -> str:
         """Group the failed episodes of a run by what they did that the solved ones did not; with examples."""
         return await _answer(db, ["failures"], offset, name)
 
-    @reads
     async def episodes(filter: str = "", run: str = "", limit: int = 20, offset: int = 0) -> str:
         """List episodes, newest first. filter: `outcome:failed tool:NAME reward:<0.5 task:ID step:40 flag:LOOP`."""
         words = ["ls", f"--filter={filter}", f"--limit={max(limit, 1)}"]
         return await _answer(db, [*words, *([f"--run={run}"] if run else [])], offset)
 
-    @reads
     async def search(text: str, offset: int = 0) -> str:
         """List episodes whose texts match a regular expression, with the places."""
         return await _answer(db, ["ls", f"--grep={text}", "--json"], offset, clean=_excerpts)
 
-    @reads
     async def episode(id: str, offset: int = 0) -> str:
         """Show an episode whole: turns, calls, answers, rewards, checks. Also last, best, worst."""
         return await _answer(db, ["replay", "--plain", "--layer=plain"], offset, id)
 
-    return MCPServer("agentrl", instructions=INSTRUCTIONS, tools=tools)
+    every: tuple[Callable[..., Any], ...] = (runs, run, why, failures, episodes, search, episode)
+    return MCPServer("agentrl", instructions=INSTRUCTIONS, tools=[_strict(one) for one in every])
 
 
 INSTRUCTIONS = (

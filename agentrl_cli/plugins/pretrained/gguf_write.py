@@ -196,18 +196,22 @@ def _add_shape(writer: Any, config: Any) -> None:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
     rope = config.rope_parameters
-    writer.add_context_length(min(config.max_position_embeddings, window))
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    shape = {
+        "context_length": min(config.max_position_embeddings, window),
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": heads,
+        "head_count_kv": config.num_key_value_heads,
+        "key_length": width,
+        "value_length": width,
+        "rope_dimension_count": width,
+        "rope_freq_base": rope["rope_theta"],
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+    }
+    for name, value in shape.items():
+        getattr(writer, f"add_{name}")(value)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
