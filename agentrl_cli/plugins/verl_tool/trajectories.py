@@ -260,10 +260,11 @@ def _tool_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
 
 def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result and the tools' shared state as JSON; values that JSON cannot carry are left out."""
-    said = asdict(result)
-    said["images"] = [base64.b64encode(image).decode() for image in result.images]
-    said["metrics"] = dict(result.metrics)
-    said["value"] = result.value if _plain(result.value) else None
+    said = asdict(result) | {
+        "images": [base64.b64encode(image).decode() for image in result.images],
+        "metrics": dict(result.metrics),
+        "value": result.value if _plain(result.value) else None,
+    }
     return {"result": said, "state": {key: value for key, value in state.items() if _plain(value)}}
 
 
