@@ -2,15 +2,18 @@
 
     python benchmarks/bundled.py base MODEL [--rows 24] [--samples 4]      before any training, English and Chinese
     python benchmarks/bundled.py generated MODEL                           forty generated tools, before any training
+    python benchmarks/bundled.py orders MODEL [--rows 8] [--samples 4]     twelve functions, every order of arguments
     python benchmarks/bundled.py packs MODEL [--packs calc-task echo-task] the packs' validation splits, before training
     python benchmarks/bundled.py train MODEL --only weekday price [--seeds 0] [--steps 60] [--lr 3e-4]
     python benchmarks/bundled.py train-generated MODEL [--count 8] [--seeds 0]
         a seeded sample of the generated tools, or --only NAME
+    python benchmarks/bundled.py train-orders MODEL [--only body_mass …]   each of the twelve, all orders mixed
 
 The trainings are 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own
 trainer; solved is the mean of the last ten steps, CPU seconds are those of the process; `reached` is the first step
 with a mean of 0.95 over ten. `train-generated` attempts the tool's five tasks of `generated`, which are none of its
-200 rows, eight times before and after. Prints Markdown; adds what it measured to benchmarks/results/bundled.json.
+200 rows, eight times before and after; `train-orders` attempts five rows of each order eight times. Prints Markdown;
+adds what it measured to benchmarks/results/bundled.json.
 --keep DIR keeps the projects, for `agentrl replay`.
 """
 
@@ -35,12 +38,14 @@ sys.path.insert(0, str(ROOT))
 from agentrl_cli import Config, Pack, Reward, load_pack, train  # noqa: E402
 from agentrl_cli.types import Episode  # noqa: E402
 from benchmarks.bundled_generated import Generated, generated  # noqa: E402
+from benchmarks.bundled_orders import ORDERED  # noqa: E402
 from benchmarks.bundled_subjects import SUBJECTS, Subject  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "bundled.json"
 SYSTEM = "Solve the task. Use the tools."
 CHINESE_SYSTEM = "请使用工具回答问题。"
 RATE, WANTED = 3e-4, 0.95
+TRAININGS = ("train", "train-generated", "train-orders")
 LIMITS = {
     "max_turns": 5,
     "max_new_tokens": 96,
@@ -144,6 +149,22 @@ def measure_base(model: str, rows: int, samples: int, only: Sequence[str]) -> Re
     return found
 
 
+def measure_orders(model: str, rows: int, samples: int, only: Sequence[str]) -> Result:
+    """Every order of the arguments of every function, in both languages."""
+    found: Result = {}
+    for one in (one for one in ORDERED if not only or one.name in only):
+        for language in ("english", "chinese"):
+            packs = [pack_of(each, 1, rows, language) for each in one.subjects()]
+            episodes = asyncio.run(sample(model, packs, "train", rows, samples))
+            orders = {
+                pack.name: summary([each for each in episodes if each.pack == pack.name])
+                for pack in packs
+            }
+            found.setdefault(one.name, {})[language] = {**summary(episodes), "orders": orders}
+        print(one.name, found[one.name], flush=True)
+    return found
+
+
 def measure_generated(model: str, samples: int) -> Result:
     """The forty generated tools."""
     packs = [generated_pack(one, one.rows) for one in generated()]
@@ -166,7 +187,7 @@ def measure_packs(model: str, names: Sequence[str], rows: int, samples: int) -> 
 
 
 def measure_training(
-    pack: Pack, seed: int, held: Pack | None, options: argparse.Namespace
+    pack: Pack, seed: int, held: Sequence[Pack], options: argparse.Namespace
 ) -> Result:
     """GRPO on one function; solved by step, and on `held` before and after. Raises RuntimeError if it ended early."""
     model, steps, keep = options.model, options.steps, options.keep
@@ -215,21 +236,30 @@ def measure_training(
             found["reached_cpu_seconds"] = round(
                 sum(json.loads(row[0])["time/cpu"] for row in spent[: reached[0]]), 1
             )
-        if held is not None:
-            models = {"before": model, "after": str(folder / "runs" / trained[0])}
-            found |= {
-                when: summary(asyncio.run(sample(one, [held], "train", 5, 8)))
-                for when, one in models.items()
-            }
+        models = {"before": model, "after": str(folder / "runs" / trained[0])} if held else {}
+        for when, one in models.items():
+            episodes = asyncio.run(sample(one, held, "train", 5, 8))
+            found[when] = summary(episodes)
+            if len(held) > 1:
+                found[when]["orders"] = {
+                    each.name: summary([e for e in episodes if e.pack == each.name])["solved"]
+                    for each in held
+                }
         return {**found, "curve": curve}
 
 
-def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Pack | None, int]]:
-    """What `train` and `train-generated` train on: name, pack, the tasks held out of it, seed."""
+def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Sequence[Pack], int]]:
+    """Yield every training: name, pack, the packs of rows held out of it, seed."""
+    if options.what == "train-orders":
+        for one in (one for one in ORDERED if not options.only or one.name in options.only):
+            held = [pack_of(each, 1, 5) for each in one.subjects()]
+            for seed in options.seeds:
+                yield one.name, pack_of(one.subject(), 1000 + seed, 200), held, seed
+        return
     if options.what == "train":
         for subject in (one for one in SUBJECTS if one.name in options.only):
             yield from (
-                (subject.name, pack_of(subject, 1000 + seed, 200), None, seed)
+                (subject.name, pack_of(subject, 1000 + seed, 200), [], seed)
                 for seed in options.seeds
             )
         return
@@ -244,7 +274,7 @@ def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Pack | N
             yield (
                 tool.name,
                 generated_pack(tool, tool.more(200, seed)),
-                generated_pack(tool, tool.rows),
+                [generated_pack(tool, tool.rows)],
                 seed,
             )
 
@@ -277,7 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("base", "generated", "packs", "train", "train-generated"))
+    parser.add_argument("what", choices=("base", "generated", "orders", "packs", *TRAININGS))
     parser.add_argument("model")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--packs", nargs="*", default=["calc-task", "echo-task", "code-task"])
@@ -296,6 +326,11 @@ def main() -> None:
         )
     elif options.what == "generated":
         _keep(name, {"generated": measure_generated(options.model, options.samples)})
+    elif options.what == "orders":
+        _keep(
+            name,
+            {"orders": measure_orders(options.model, options.rows, options.samples, options.only)},
+        )
     elif options.what == "packs":
         _keep(
             name,

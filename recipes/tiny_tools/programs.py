@@ -163,7 +163,7 @@ def secret(rng: random.Random) -> Row:
 
 def function(rng: random.Random) -> Row:
     """A function by its description, or one to repair; the block is the answer, nothing is run."""
-    a, b = rng.sample(range(2, 999), 2)
+    a, b = rng.sample(range(1000, 9999), 2)  # a pack's functions have smaller numbers
     said, body, wrong = rng.choice(
         (
             (f"x times {a} plus {b}", f"x * {a} + {b}", f"x * {a} - {b}"),

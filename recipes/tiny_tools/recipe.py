@@ -50,20 +50,12 @@ class Plan(Schedule):
     warmup: int = 50
     prompt_weight: float = 0.1
     """Weight in the loss of tokens that the model does not sample; 1 for those that it does."""
-    second: float = 0.0
-    """The last share of the steps, in which the rates begin again at `second_rate` of their peaks and fall linearly."""
-    second_rate: float = 0.3
     vocabulary: int = 2048
     texts: int = 6000
     longest: int = 1024
     """Conversations are cut to so many tokens."""
     threads: int = 2
     save_every: int = 200
-
-    @property
-    def first_phase(self) -> int:
-        """Its number of steps."""
-        return round(self.steps * (1.0 - self.second))
 
 
 def make(run: RecipeRun) -> bool:
@@ -130,7 +122,7 @@ def train_step(
     for opt in opts:
         for group in opt.param_groups:
             group.setdefault("peak", group["lr"])
-            group["lr"] = group["peak"] * rate(plan, step)
+            group["lr"] = group["peak"] * plan.rate(step, plan.steps, 0.02)
     logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
     targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
     losses = nn.functional.cross_entropy(
@@ -143,14 +135,6 @@ def train_step(
         opt.step()
         opt.zero_grad(set_to_none=True)
     return float(loss.detach())
-
-
-def rate(plan: Plan, step: int) -> float:
-    """Factor on the learning rates, which fall to a fiftieth at the end of each phase."""
-    first = plan.first_phase
-    if step < first:
-        return plan.rate(step, first, 0.02)
-    return max(0.02, plan.second_rate * (plan.steps - step) / (plan.steps - first))
 
 
 @dataclass(frozen=True, slots=True)

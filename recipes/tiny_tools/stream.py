@@ -5,28 +5,31 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import mistakes, programs, tasks
+from . import games, mistakes, programs, sessions, tasks
 from .rows import Row
 
 FAMILIES: dict[Callable[[random.Random], Row], float] = {
-    tasks.one_call: 26,
-    tasks.conversion: 4,
-    tasks.choose: 8,
-    tasks.from_list: 4,
-    tasks.record: 7,
-    tasks.two_steps: 11,
-    tasks.parallel: 5,
-    mistakes.corrected: 7,
+    tasks.one_call: 16,
+    tasks.conversion: 3,
+    tasks.choose: 4,
+    tasks.from_list: 3,
+    tasks.record: 5,
+    tasks.two_steps: 12,
+    tasks.parallel: 3,
+    mistakes.corrected: 6,
     mistakes.fails: 2,
     tasks.no_tool: 5,
     tasks.look_up: 2,
-    programs.expression: 6,
-    programs.program: 4,
-    programs.loaded: 4,
+    programs.expression: 5,
+    programs.program: 3,
+    programs.loaded: 3,
     programs.secret: 2,
-    programs.function: 3,
+    programs.function: 2,
+    sessions.bound: 10,
+    sessions.session: 18,
+    games.play: 8,
 }
-"""Family → how often it is drawn, in per cent."""
+"""Family → how often it is drawn, relative to the others."""
 
 
 def row(seed: int, number: int) -> Row:
@@ -36,5 +39,6 @@ def row(seed: int, number: int) -> Row:
 
 
 def drill(seed: int, number: int) -> Row:
-    """A row that only copies, in place of row `number`."""
-    return tasks.drill(random.Random(f"drill {seed} {number}"))
+    """A row that only copies, or only chooses among tools, in place of row `number`."""
+    rng = random.Random(f"drill {seed} {number}")
+    return tasks.drill(rng) if rng.random() < 0.6 else sessions.choose_drill(rng)

@@ -12,7 +12,7 @@ from .task_row import CHINESE, dump_json, make_row, more_kinds
 from .values import Value, draw, result_text
 from .words import word
 
-GUESSED = 0.22
+GUESSED = 0.08
 """Share of the rows of most families that answer without looking, as a half-trained agent does."""
 CONVERSIONS = (
     *(

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import random
 import re
 import shutil
 from collections import Counter
@@ -26,8 +27,9 @@ from agentrl_cli.sft.from_nothing import make_model
 from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Message
-from recipes.tiny_tools.recipe import Plan, encode, rate, train
+from recipes.tiny_tools.recipe import Plan, encode, train
 from recipes.tiny_tools.rows import Row
+from recipes.tiny_tools.sessions import bind
 from recipes.tiny_tools.stream import drill, row
 from recipes.tiny_tools.words import HELD_OUT
 from tests.helpers.cli import Cli
@@ -124,9 +126,26 @@ def test_the_shipped_plan_fits_its_limits() -> None:
         "two bytes each, and the tokenizer beside them"
     )
     assert plan.architecture["max_position_embeddings"] >= 2048
-    second = plan.first_phase
-    assert rate(plan, 0) < 0.1 and rate(plan, second // 2) == 1.0 and rate(plan, second - 1) == 0.02
-    assert rate(plan, second) == plan.second_rate < 1.0 and rate(plan, plan.steps - 1) == 0.02
+
+
+def test_questions_name_their_arguments_in_every_order() -> None:
+    rng = random.Random(0)
+    orders: Counter[tuple[str, ...]] = Counter()
+    one = next(
+        tool
+        for tool in iter(lambda: bind(rng), None)
+        if len(tool.named) == 2
+        and all(p.default is None for p in tool.tool.parameters)
+        and {p.schema["type"] for p in tool.tool.parameters} == {"integer"}
+    )
+    first, second = (parameter.name for parameter in one.tool.parameters)
+    for _ in range(200):
+        question, arguments = one.ask(rng, zh=False)
+        said = re.findall(r"-?\d+", question)
+        assert sorted(said) == sorted(str(value) for value in arguments.values())
+        if arguments[first] != arguments[second]:
+            orders[tuple(n for v in said for n in arguments if str(arguments[n]) == v)] += 1
+    assert min(orders[first, second], orders[second, first]) > 60
 
 
 def test_a_word_has_the_same_tokens_wherever_it_stands(trained: Path) -> None:
@@ -184,7 +203,7 @@ def test_the_command_trains_and_resumes(cli: Cli) -> None:
 ROOT = Path(__file__).resolve().parents[2]
 SOME = 4000
 PLAN = Plan(**load_yaml(ROOT / "recipes" / "tiny_tools" / "recipe.yaml"))
-ROWS = "8739ae1d8993b26dacb47316c3b38202fe1a67135e88c72d3e8814620fe969f2"
+ROWS = "3e3bd4e596744195c84d9951be1794878b1f49f7a765554aaff97fa5c0811d25"
 """Of 200 rows and 200 drills."""
 SHARED = {"run_python", "crop"}
 """Tools of packs that the data may have by name: code-task's, with programs of other wordings, and that of shapes-task,
