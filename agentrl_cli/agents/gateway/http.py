@@ -250,15 +250,18 @@ class PageGuard:
 def page_problem(
     method: str,
     headers: Mapping[str, str],
-    names: Collection[str],
+    names: Collection[str] | None,
     *,
     unasked: bool = False,
     hint: str = "",
     token: str = "",
 ) -> tuple[int, str]:
-    """Return why a request is refused, and the status; see PageGuard. `headers` do not distinguish case."""
+    """Return why a request is refused, and the status; see PageGuard. `headers` do not distinguish case.
+
+    `names`: None for any Host, on a socket that has none of its own.
+    """
     host = headers.get("host", "")
-    if not is_served(host, names):
+    if names is not None and not is_served(host, names):
         return 403, f"No server is called {host!r} here. {hint}".rstrip()
     if is_foreign(headers.get("origin"), (host,)):
         return 403, "Pages of other sites are not answered."

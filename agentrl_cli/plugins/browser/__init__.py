@@ -2,7 +2,7 @@
 
 OFFERS = {
     "moved": {
-        "servers.screens": "plugins.browser.command",
+        "servers.screens": "plugins.browser.server",
     },
     "commands": {
         "screens": (

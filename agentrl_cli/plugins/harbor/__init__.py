@@ -1,7 +1,7 @@
 """Harbor task folders both ways: `agentrl init --from harbor:FOLDER`, `agentrl harbor FOLDER`."""
 
 OFFERS = {
-    "sources": {"harbor": f"{__name__}.command:add"},
+    "sources": {"harbor": f"{__name__}.source:add"},
     "commands": {
         "harbor": ("Manage", f"{__name__}.command:command", "Tasks of a pack as Harbor folders")
     },

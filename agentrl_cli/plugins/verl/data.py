@@ -1,6 +1,4 @@
-"""verl's rows (prompt, data_source, reward_model.ground_truth, extra_info), and its `data` section, as they are.
-
-`custom_cls` is a dataset class of a file:
+"""verl's `data` section: `train_files`, `val_files`, and `custom_cls`, a dataset class of a file, as it is.
 
 data:
   train_files: data/train.parquet        # one or a list
@@ -18,7 +16,6 @@ from typing import Any
 from agentrl_cli.errors import ConfigError, DataError, NotFound
 from agentrl_cli.registry import load_file
 from agentrl_cli.registry.adapters import foreign_imports
-from agentrl_cli.tasks.forms import Form, Row, message_list
 from agentrl_cli.tasks.sources import Source
 
 SPLITS = {"train_files": ("train",), "val_files": ("validation", "test")}
@@ -130,35 +127,3 @@ def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
     if "raw_prompt" in row:
         row["prompt"] = [dict(message) for message in row.pop("raw_prompt")]
     return row
-
-
-AGENTS = ("single_turn_agent", "tool_agent")
-
-
-def convert(row: Row) -> Row:
-    """Lift `ground_truth` to the row: https://verl.readthedocs.io/en/latest/preparation/prepare_data.html"""
-    model = row.get("reward_model") or {}
-    extra = row.get("extra_info") or {}
-    if not isinstance(model, Mapping) or not isinstance(extra, Mapping):
-        raise DataError("`reward_model` and `extra_info` must be objects.")
-    if isinstance(row.get("prompt"), list):
-        row["prompt"] = message_list(row["prompt"], "prompt")
-    row.setdefault("family", str(row.get("data_source") or ""))
-    row.setdefault("ground_truth", model.get("ground_truth"))
-    agent, kwargs = row.get("agent_name"), extra.get("tools_kwargs")
-    if agent not in (None, *AGENTS):
-        raise DataError(
-            f"`agent_name` is {agent!r}, one of verl's own agent loops; {' and '.join(AGENTS)} run here."
-        )
-    if agent == "single_turn_agent" or row.get("use_tool") is False:
-        row["tools"] = []
-    elif extra.get("need_tools_kwargs") and isinstance(kwargs, Mapping) and kwargs:
-        row.setdefault(
-            "tools", list(kwargs)
-        )  # verl shows a row the tools that it has arguments for
-    return row
-
-
-FORM = Form(
-    lambda row: "prompt" in row and ("reward_model" in row or "data_source" in row), convert
-)

@@ -3,25 +3,18 @@
 Their modules begin with `from verl.tools.base_tool import BaseTool`, or with `from .base_tool` as in its own folders.
 While such a module loads, small stubs replace the modules that it imports; afterwards `sys.modules` is restored, so no
 other code sees a stub of `verl`. If the real verl is installed, it is used.
-
-A `BaseTool` becomes a Tool, whose state lasts for the episode, whereas verl creates it again for each call; a
-`BaseInteraction` becomes a simulated user.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
-import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
-from numbers import Real
 from pathlib import Path
 from types import GenericAlias, ModuleType
 from typing import Any, Self
@@ -29,14 +22,9 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from agentrl_cli.chat.media import frames_of, image_bytes
-from agentrl_cli.envs.user_simulator import Maker, Reply, kwargs_of
-from agentrl_cli.errors import ConfigError, EnvError, describe_error
 from agentrl_cli.plugins.verl import scorers
 from agentrl_cli.plugins.verl.data import RLHFDataset
 from agentrl_cli.registry import dotted_target
-from agentrl_cli.tools.base import Tool, ToolContext, as_result
-from agentrl_cli.types import Message, Task, ToolResult
 
 
 class ToolResponse(BaseModel):
@@ -247,118 +235,3 @@ def wants_verl(kind: Any, method: str) -> bool:
         for base in kind.__mro__
     )
     return from_verl and hasattr(kind, method)
-
-
-@dataclass
-class Instance:
-    """A tool's instance of one episode."""
-
-    id: str
-    kwargs: Mapping[str, Any]
-    """create_kwargs, execute_kwargs, calc_reward_kwargs, release_kwargs of the row's `tools_kwargs`."""
-    context: ToolContext
-
-    def of(self, name: str) -> dict[str, Any]:
-        """Return the keyword arguments of one of the four coroutines."""
-        return dict(self.kwargs.get(f"{name}_kwargs") or {})
-
-
-class VerlTool(Tool):
-    """Calls `create`, `execute`, `calc_reward` and `release` of the wrapped tool like verl's agent loop."""
-
-    def __init__(self, wrapped: Any) -> None:
-        self.wrapped = wrapped
-        schema = wrapped.get_openai_tool_schema()
-        self.schema = schema.model_dump(exclude_unset=True, exclude_none=True)
-        self.schema.setdefault("type", "function")
-        self.name = str(self.schema["function"]["name"])
-
-    @classmethod
-    def of(cls, kind: type, config: Mapping[str, Any], schema: Any, where: str) -> VerlTool:
-        """Make one from a class, its `config` and its `tool_schema` (a mapping, or None if the class has one).
-
-        Raises ConfigError for an invalid schema, EnvError if the class cannot be instantiated.
-        """
-        try:
-            read = OpenAIFunctionToolSchema.model_validate(schema) if schema is not None else None
-        except ValueError as error:
-            raise ConfigError(
-                f"{where}: `tool_schema` is not a function schema: {error}"
-            ) from error
-        try:
-            return cls(kind(config=dict(config), tool_schema=read))
-        except Exception as error:
-            raise EnvError(f"{where}: {kind.__name__} raised {describe_error(error)}") from error
-
-    async def create(self, ctx: ToolContext) -> Instance:
-        given = {} if ctx.task is None else kwargs_of(ctx.task, "tools_kwargs").get(self.name)
-        made = Instance("", given if isinstance(given, Mapping) else {}, ctx)
-        answer = await self.wrapped.create(create_kwargs=made.of("create"), **made.of("create"))
-        made.id = str(answer[0] if isinstance(answer, tuple) else answer)
-        return made
-
-    async def execute(self, state: Instance, arguments: dict[str, Any]) -> ToolResult:
-        taken = inspect.signature(self.wrapped.execute).parameters.get("parameters")
-        as_text = taken is not None and taken.annotation in (str, "str")  # as verl had it at first
-        given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-        answer = await self.wrapped.execute(
-            state.id, given, agent_data=state.context, **state.of("execute")
-        )
-        response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
-        numbers = {
-            key: float(value)
-            for key, value in (metrics or {}).items()
-            if isinstance(value, (int, float))
-        }
-        images = [image_bytes(image) for image in getattr(response, "image", None) or ()]
-        images += [
-            frame for video in getattr(response, "video", None) or () for frame in frames_of(video)
-        ]
-        text = response.text if hasattr(response, "text") else as_result(response).text
-        step = None if reward is None else float(reward)
-        return ToolResult(text or "", reward=step, metrics=numbers, images=tuple(images))
-
-    async def reward(self, state: Instance) -> float | None:
-        """Return `calc_reward`, for tools that the row's `tools_kwargs` name. Anything but a number gives no part."""
-        if not state.kwargs:
-            return None
-        value = await self.wrapped.calc_reward(state.id, **state.of("calc_reward"))
-        return float(value) if isinstance(value, Real) else None
-
-    async def release(self, state: Instance) -> None:
-        await self.wrapped.release(state.id, **state.of("release"))
-
-
-def adapt_tool(kind: Any, config: Mapping[str, Any], schema: Any, where: str) -> Tool | None:
-    """Return the class as a Tool; None if it is not one of verl's."""
-    return VerlTool.of(kind, config, schema, where) if wants_verl(kind, "execute") else None
-
-
-class VerlInteraction:
-    """One instance of the class, for one episode."""
-
-    def __init__(self, wrapped: Any) -> None:
-        self.wrapped = wrapped
-        self._id: str | None = None
-        self._kwargs: dict[str, Any] = {}
-
-    async def start(self, task: Task) -> None:
-        self._kwargs = {key: value for key, value in kwargs_of(task).items() if key != "name"}
-        self._id = await self.wrapped.start_interaction(None, **self._kwargs)
-
-    async def reply(self, messages: Sequence[Message]) -> Reply:
-        answer = await self.wrapped.generate_response(
-            self._id, [dict(m) for m in messages], **self._kwargs
-        )
-        ends, text, score, *_ = answer
-        return Reply(str(text) or None, float(score), bool(ends))
-
-    async def stop(self) -> None:
-        if self._id is not None:
-            await self.wrapped.finalize_interaction(self._id)
-
-
-def adapt_interaction(kind: type, config: Mapping[str, Any]) -> Maker | None:
-    """Return a maker of an interaction for each episode; None if the class is not one of verl's."""
-    made = lambda: VerlInteraction(kind(dict(config)))  # noqa: E731
-    return made if wants_verl(kind, "generate_response") else None

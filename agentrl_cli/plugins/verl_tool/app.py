@@ -256,9 +256,7 @@ class ToolServer:
                 return _problem(401, UsageError("The token is missing or wrong."))
             return web.Response(text=self.metrics(), content_type="text/plain")
 
-        app = web.Application(
-            client_max_size=MAX_BODY, middlewares=[] if names is None else [_guard(names)]
-        )
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_guard(names)])
         app.add_routes(
             [
                 web.post("/v1/open", self._route(self.open, OpenBody)),
@@ -316,7 +314,7 @@ class ToolServer:
         return timed
 
 
-def _guard(names: Collection[str]) -> Any:
+def _guard(names: Collection[str] | None) -> Any:
     """Return the middleware that keeps web pages out, with or without a token: checks Host, Origin and content type."""
     from aiohttp import web
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.agents.gateway.http import is_loopback, is_token
 from agentrl_cli.errors import UsageError
-from agentrl_cli.plugins.browser.command import make_server
+from agentrl_cli.plugins.browser.server import make_server
 from agentrl_cli.store import RunRow, Store
 from tests.helpers.processes import soon
 

@@ -644,6 +644,13 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
     )
     server, address = await started(tmp_path)
     try:
+        socket = aiohttp.UnixConnector(address.removeprefix("unix:"))
+        async with aiohttp.ClientSession(connector=socket) as proxy:  # which has pages as clients
+            for page in PAGES[1:]:
+                head = {"Content-Type": "application/json", "Authorization": "Bearer secret"} | page
+                body = b'{"trajectory": "t"}'
+                refused = await proxy.post("http://any/v1/open", data=body, headers=head)
+                assert refused.status in (403, 415), page
         async with connect(address, token="secret", patience=20) as remote:
             await remote.post("/v1/open", {"trajectory": "t"})
             one = {"trajectory": "t", "name": "run_python"}
