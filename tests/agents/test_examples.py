@@ -31,13 +31,11 @@ EXAMPLES = {
     "pydantic_ai_agent": "pydantic_ai",
     "smolagents_agent": "smolagents",
 }
-"""Folder of an example to the package that it shows."""
 FINAL = 'final_answer", "arguments": {{"answer": "{}"}}}}\n</tool_call>'
 """After what `tool_choice: required` forces."""
 
 
 async def first(pack: Pack, replies: list[str]) -> Episode:
-    """An episode of a pack's first task, by a scripted model."""
     config = Config.model_validate({"rollout": {"max_tokens": 16000, "max_new_tokens": 200}})
     rollout = AgentRollout(ScriptedPolicy(replies, CHAT.tokenizer), CHAT, {pack.name: pack}, config)
     return await rollout.episode(Job(pack.tasks("train")[0], 0))
@@ -46,7 +44,6 @@ async def first(pack: Pack, replies: list[str]) -> Episode:
 @pytest.mark.filterwarnings("default")  # other projects' own deprecations are not this suite's
 @pytest.mark.parametrize(("folder", "package"), EXAMPLES.items(), ids=EXAMPLES)
 async def test_an_example_learns_from_one_branch_and_is_graded(folder: str, package: str) -> None:
-    """A call and the right answer is solved; a call that cannot be read is answered, and giving up fails."""
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'agentrl-cli[examples]'")
     pack = load_pack(ROOT / "examples" / folder)
@@ -81,7 +78,6 @@ async def test_an_example_learns_from_one_branch_and_is_graded(folder: str, pack
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"no jail starts here: {unavailable()[:100]}")
 async def test_mini_swe_agent_works_in_the_sandbox() -> None:
-    """Its commands run there; one of them looks for what it is not to find."""
     if find_spec("minisweagent") is None:
         pytest.skip("mini-swe-agent is not installed: pip install 'agentrl-cli[examples]'")
     pack = load_pack(ROOT / "examples" / "mini_swe_agent")

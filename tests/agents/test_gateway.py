@@ -40,7 +40,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 
 async def request(world: World, method: str, path: str, **more: Any) -> httpx2.Response:
-    """Through the ASGI application, without a socket."""
     transport = httpx2.ASGITransport(app=world.gateway.app)
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://test", timeout=None
@@ -349,7 +348,6 @@ async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
 
 
 async def test_a_request_of_claude_code_is_read() -> None:
-    """System texts in several places, cache marks, thinking, results beside a text, and a session in the metadata."""
     world = world_of(["<think>Look.</think>" + call("add", a=1), "Done."])
     tools = [
         {
@@ -450,7 +448,6 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, val
 
 
 async def test_functions_are_served_at_both_ends() -> None:
-    """The call comes as `function_call`, its answer as role `function`; a stream says the same; one call an answer."""
     world = world_of(
         [f"Let me see.\n{call('add', a=1)}\n{call('add', a=2)}", "Three.", call("add", a=1)]
     )
@@ -552,7 +549,6 @@ class Counting(ByteTokenizer):
 
 
 def counted(reply: str = "Hello.") -> tuple[World, Counting]:
-    """A world whose tokenizer counts from here on."""
     tokenizer = Counting()
     chat = Chat(tokenizer)
     policy = ScriptedPolicy(lambda key, ids: reply, tokenizer, context_length=CONTEXT)
@@ -618,7 +614,6 @@ LONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", LONG)
 async def test_what_a_long_request_costs_does_not_grow_with_it(path: str) -> None:
-    """A request beyond the context is refused with as much tokenized as the context has room for."""
     costs = []
     for times in (8, 32, 128):
         world, tokenizer = counted()
@@ -648,7 +643,6 @@ async def test_many_messages_and_long_tools_are_refused_before_they_are_rendered
 
 
 async def test_a_request_that_fits_is_answered_however_it_is_counted() -> None:
-    """Texts with more characters per token than usual are counted, and let through if they fit."""
     world, tokenizer = counted()
     text = "<tool_response>" * 120  # one token each
     status, answer = await ask(world, "/e/a/v1/completions", {"prompt": text, "max_tokens": 5})
@@ -657,7 +651,6 @@ async def test_a_request_that_fits_is_answered_however_it_is_counted() -> None:
 
 
 async def test_requests_are_read_beside_the_event_loop() -> None:
-    """`/health` answers while a request is tokenized."""
     world, tokenizer = counted()
     loop, reading, healthy = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     here = threading.get_ident()
@@ -680,7 +673,6 @@ async def test_requests_are_read_beside_the_event_loop() -> None:
 
 
 async def test_answers_are_numbered_in_the_order_in_which_they_were_asked_for() -> None:
-    """The seeds of an episode do not depend on how long its requests take to read."""
     seeds: dict[str, int] = {}
 
     class Seeds(ScriptedPolicy):
@@ -703,7 +695,6 @@ async def test_answers_are_numbered_in_the_order_in_which_they_were_asked_for() 
 
 
 async def test_no_body_is_read_beyond_its_limit() -> None:
-    """A body over the limit is read a little further, for its client to see the answer, and never to its end."""
     world, _ = counted()
     session = session_of(["x"], "b")
     world.gateway.sessions.open(session)
@@ -747,7 +738,6 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_failure(
 
 
 def test_a_long_text_is_tokenized_like_a_short_one() -> None:
-    """Long texts go another way through the tokenizer, so that other threads go on."""
     tokenizer = Tokenizer.load(bundled_model())
     line = "<|im_start|>user\nWhat is 17 * 3? <tool_call> é 漢\n"
     once, offsets = tokenizer.encode_offsets(line)

@@ -44,7 +44,6 @@ def settings(model: Path) -> Config:
 
 
 def write_adapter(folder: Path, model: Path, seed: int) -> Path:
-    """A LoRA adapter with random weights."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -67,7 +66,6 @@ async def ask(server: ModelServer, path: str, body: Any, method: str = "POST") -
 
 
 async def talk(server: ModelServer, key: str, turns: int, **more: Any) -> None:
-    """A conversation whose answers go back as they came."""
     messages: list[Any] = [{"role": "user", "content": f"Go {key}."}]
     for number in range(turns):
         body = {"messages": messages, "max_tokens": 12, **more}
@@ -236,7 +234,6 @@ async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) ->
 
 
 def recording(folder: Path) -> tuple[Started, str]:
-    """A server that records into `folder`, and its address."""
     words = ("--model", "scripted", "--port", "0", "--record", "--db", "a.db")
     server = start(folder, "serve", *words)
     assert comes(
@@ -248,7 +245,6 @@ def recording(folder: Path) -> tuple[Started, str]:
 
 
 def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Path) -> None:
-    """A call's turns before its answer, the end before that; and what was open does not run for ever."""
     body = {"messages": [{"role": "user", "content": "Hi."}]}
     db = tmp_path / "a.db"
     server, base = recording(tmp_path)

@@ -46,7 +46,6 @@ async def duel(folder: Path, said: list[str], other: str = "", **fields: Any) ->
 
 
 async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_path: Path) -> None:
-    """Also where both are asked the same and answer the same, and after it was stored."""
     with Store.open(tmp_path / "store.db") as store:
         episode = await duel(tmp_path / "pack", ["5", "5", "7"])
         store.episodes.add([episode])
@@ -76,7 +75,6 @@ async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_pat
 
 
 async def test_a_frozen_opponent_is_recorded_and_never_trained(tmp_path: Path) -> None:
-    """Its tokens are context; its player has no reward and no mean; the other is compared with its own."""
     frozen = {"base": ScriptedPolicy(["9"], CHAT.tokenizer)}
     episode = await duel(tmp_path / "pack", ["5", "7"], "base", frozen=frozen)
     assert episode.outcome is Outcome.FAILED and episode.error == ""
@@ -114,7 +112,6 @@ def agent(task, base_url, api_key, model):
 
 
 async def test_a_training_against_its_own_base(tmp_path: Path, model: Path) -> None:
-    """The base is loaded beside the trained model; what it says is context and the player that it is has no reward."""
     write_pack(tmp_path)
     code = PLAY.replace('f"{model}/{player}"', 'f"{NAMES[player]}/{player}"')
     code = code.replace(', "black": -won', "") + "\n\nagent.models = ['base']\n"
@@ -152,7 +149,6 @@ async def test_the_example_plays_itself_and_loses_by_what_is_no_move() -> None:
 async def test_the_running_means_are_saved_and_resumed_to_the_bit(
     tmp_path: Path, model: Path
 ) -> None:
-    """A step, then another one in another process's place, end where two at once end: weights, gradients, means."""
     found = []
     for name, parts in (("whole", (2,)), ("cut", (1, 2))):
         project, run = tmp_path / name, None

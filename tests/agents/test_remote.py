@@ -68,7 +68,6 @@ class Elsewhere:
 def begun(
     folder: Path, store: Store | None = None, **agent: Any
 ) -> tuple[asyncio.Task[Episode], Elsewhere]:
-    """An episode that waits for an agent, and one to be."""
     address = free()
     pack = pack_of(folder, agent={"remote": address, "timeout": 600, **agent})
     return asyncio.ensure_future(play(pack, store=store)), Elsewhere(address)
@@ -98,7 +97,6 @@ async def test_an_agent_elsewhere_claims_a_task_and_gives_its_reward(tmp_path: P
 
 
 async def test_a_task_of_an_agent_that_died_is_given_again_at_most_twice(tmp_path: Path) -> None:
-    """The next one begins again: nothing of the dead one's calls is in the episode, and it can make none."""
     playing, agent = begun(tmp_path / "a", lease=3.0)
     dead = await agent.claim()
     await agent.ask(dead)
@@ -187,7 +185,6 @@ def odd(question): ...
 async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone(
     tmp_path: Path, name: str
 ) -> None:
-    """A copy of its one file, without site-packages; sync and async; what the agent raises is in its episode."""
     (tmp_path / "worker.py").write_bytes(Path(shipped.__file__).read_bytes())
     (tmp_path / "mine.py").write_text(AGENT)
     address = free()
@@ -251,7 +248,6 @@ WORKER, FORKED = Worker, %s
 
 @pytest.mark.parametrize("forked", [False, True])
 async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path: Path) -> None:
-    """A broken run is its own episode's; a cancelled one is stopped; a dead one is started again."""
     (tmp_path / "worker.py").write_text(WORKER % forked)
     kind = agent_of(tmp_path / "worker.py")
     foreign, slow = kind("package"), kind("package", task=str(tmp_path / "ready"))
@@ -285,7 +281,6 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
 
 
 async def played(code: str, folder: Path, **agent: object) -> Episode:
-    """An episode of a pack whose agent.py has this code."""
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "train.jsonl").write_text('{"id": "r", "prompt": "?", "sample": 0}\n')
     (folder / "agent.py").write_text(code)
@@ -295,7 +290,6 @@ async def played(code: str, folder: Path, **agent: object) -> Episode:
 
 
 async def test_what_a_run_imports_is_imported_once_for_all(tmp_path: Path) -> None:
-    """By a rehearsal and by the program that runs are forked from: never by a run itself."""
     foreign = agent_of(rehearsed(tmp_path))(tmp_path / "eval.py")
     async with served(world_of(lambda key, ids: "Hi.")) as world:
         for number in range(3):
@@ -305,7 +299,6 @@ async def test_what_a_run_imports_is_imported_once_for_all(tmp_path: Path) -> No
 
 
 async def test_a_foreign_agents_time_counts_from_its_first_call(tmp_path: Path) -> None:
-    """What it takes to start, when all of a step do, is not its own; what it does then is."""
     worker = rehearsed(tmp_path)
     code = "from pathlib import Path\nfrom agentrl_cli.agents.programs import ForeignAgent\n"
     code += f"class Other(ForeignAgent):\n    name, worker, needs = 'other', Path({str(worker)!r}), ''\n"

@@ -72,7 +72,6 @@ def pack_of(folder: Path, code: str = "", agent: Any = "agent.py:agent", rewards
 async def play(
     pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any
 ) -> Episode:
-    """The last of `n` episodes of a pack with a scripted model."""
     policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, CHAT.tokenizer)
     config = Config.model_validate({"rollout": {**LIMITS, **limits}})
     rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, store=store)
@@ -97,7 +96,6 @@ def agent(task, base_url, api_key, model):
 
 
 async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_path: Path) -> None:
-    """The same turns and sampled tokens as our own loop records, its return value as the reward, all of it stored."""
     with Store.open(tmp_path / "store.db") as store:
         episode = await play(pack_of(tmp_path / "pack", TOOLS), [call("add", a=0, b=2), "2"], store)
         store.flush()
@@ -120,7 +118,6 @@ async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_pa
 
 
 async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> None:
-    """Threads of one process call one server; keys keep them apart."""
     pack = pack_of(tmp_path, TOOLS)
 
     def answer(key: str, ids: Any) -> str:
@@ -214,7 +211,6 @@ ENDS = {
 
 @pytest.mark.parametrize("style", ["def", "async def"])
 async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
-    """No client waits for it, and its episode is masked."""
     mark = tmp_path / "over"
     wait = "time.sleep" if style == "def" else "await asyncio.sleep"
     code = f"""
@@ -233,7 +229,6 @@ import asyncio, os, time
 
 
 async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) -> None:
-    """Its turn takes longer than the agent and the episode may."""
     slow = ScriptedPolicy(["2"], CHAT.tokenizer, delay=2.5)
     pack = pack_of(tmp_path, TOOLS, {"function": "agent.py:agent", "timeout": 2.0})
     episode = await play(pack, slow, episode_timeout=2.0)
@@ -241,8 +236,6 @@ async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) ->
 
 
 class More(Hook):
-    """Asks for more tokens than a call may have."""
-
     def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
         return replace(sampling, max_new_tokens=10**6)
 
@@ -407,11 +400,9 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-"""A child, one in a session of its own, and a daemon; their pids go to a file."""
 
 
 async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
-    """Also what left its session, whether it ends by itself or at its time limit; and nothing waits for open pipes."""
     mark = tmp_path / "pids"
     code = START.format(mark=str(mark))
     ends = pack_of(tmp_path / "ends", code, {**COMMAND, "timeout": 600})
@@ -425,7 +416,6 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
-    """As by Ctrl-C: the episode is stored as cancelled, and the program is killed."""
     mark = tmp_path / "pid"
     code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)"
     pack = pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 600})
@@ -442,7 +432,6 @@ async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
 
 
 async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
-    """Nor if signal 9 leaves it no time to end what it started."""
     mark = tmp_path / "pid"
     code = (
         START.format(mark=str(mark)) + "print(os.getpid(), file=mark, flush=True)\ntime.sleep(3600)"
@@ -503,7 +492,6 @@ async def test_tools_of_an_agent_cannot_be_taken_away(tmp_path: Path) -> None:
 
 
 async def test_history_that_the_agent_rewrites_forks_and_is_not_foreign(tmp_path: Path) -> None:
-    """A shortened answer, as of an agent that drops thinking or repeats a call as text: two branches, one rollout."""
     code = (
         "def agent(task, base_url, api_key):\n"
         " m = list(task.prompt); ask(base_url, api_key, m)\n"
@@ -574,7 +562,6 @@ async def ended(folder: Path, replies: list[str], after: str = "pass", **agent: 
 async def test_an_exception_that_the_model_caused_is_scored(
     tmp_path: Path, replies: list[str]
 ) -> None:
-    """Its last answer has a call that no one can carry out, and the agent raised: 0, or as `on_error` says."""
     episode = await ended(tmp_path, replies)
     assert (episode.outcome, episode.reward, episode.graded) == (Outcome.FAILED, 0.0, True)
     assert "(agent.py:" in episode.error
@@ -606,7 +593,6 @@ async def test_any_other_exception_is_masked(
 
 
 async def test_exceptions_that_reject_an_answer_are_named_by_the_pack(tmp_path: Path) -> None:
-    """As dspy's and pydantic-ai's, which raise for a text that has not their form; also as the cause of another."""
     after = "raise ValueError('no output') from Rejected('not in the form that was asked for')"
     assert (await ended(tmp_path, ["two"], after)).outcome is Outcome.AGENT_ERROR
     episode = await ended(tmp_path, ["two"], after, rejects=["Rejected"])
@@ -635,7 +621,6 @@ agent(task, os.environ["OPENAI_BASE_URL"], "k", "")
 async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     tmp_path: Path, on_error: Any, parts: str, reward: float
 ) -> None:
-    """Four answers are the limit: the fourth is recorded, and the fifth call is refused."""
     (tmp_path / "task.py").write_text("REWARDS = {'half': lambda episode, ctx: 0.5}\n")
     pack = pack_of(tmp_path, loop(), {**AGENT, "on_error": on_error}, rewards=parts)
     turns = await play(pack, [GOOD] * 9)
@@ -650,7 +635,6 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
 
 
 async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None:
-    """A call that was cut cannot be read; a text may be cut and the exception be a bug."""
     replies = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {"1" * 200}']
     cut = await ended(tmp_path, replies)
     assert (cut.outcome, cut.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and "KeyError" in cut.error
@@ -680,7 +664,6 @@ async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:
 
 
 async def test_the_prompt_is_a_list_of_plain_dicts_of_its_own(tmp_path: Path) -> None:
-    """LangGraph takes a tuple for (role, content); and what an agent appends does not reach the next attempt."""
     code = """
 def agent(task, base_url, api_key):
     assert type(task.prompt) is list and all(type(message) is dict for message in task.prompt)
@@ -710,7 +693,6 @@ frame.errors.BadCall: no tool zzz
 
 
 def test_only_the_exception_that_ended_a_program_counts() -> None:
-    """Not what it logged before; causes do, and without a traceback the last line does."""
     assert {"BadCall", "ValueError"} <= set(
         printed_names(CHAINED)
     ) and "OSError" not in printed_names(CHAINED)

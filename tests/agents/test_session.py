@@ -163,7 +163,6 @@ SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
 
 
 async def say(session: Session, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The assistant's message as the client gets it."""
     request = ask(messages, **more)
     message: dict[str, Any] = chat.answer(request, await session.complete(request))["choices"][0][
         "message"
@@ -307,7 +306,6 @@ async def test_results_of_a_made_up_call_have_the_call_they_answer() -> None:
 
 
 async def test_results_are_in_the_order_of_their_calls() -> None:
-    """Also where the tool that was called second answers first."""
     session = session_of(["3."])
     calls = [
         {"id": id, "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -390,7 +388,6 @@ OTHER = NAMED.replace("add", "zzz")
 async def test_a_text_that_calls_no_tool_of_the_request_stays_text(
     text: str, beside: list[Any]
 ) -> None:
-    """With one tool as with two: nothing is read as a call of a tool that it does not name."""
     said = await say(session_of([text]), [USER], tools=[ADD, *beside])
     assert (said["content"], said.get("tool_calls")) == (text, None)
 
@@ -406,7 +403,6 @@ async def test_a_text_that_calls_no_tool_of_the_request_stays_text(
 async def test_a_valid_call_is_sent_beside_an_unreadable_one(
     text: str, calls: int, content: str | None
 ) -> None:
-    """What cannot be sent as a call is text, and the conversation goes on without a fork."""
     session = session_of([text, "3"])
     said = await say(session, [USER], tools=[ADD])
     assert len(said["tool_calls"]) == calls and said["content"] == content

@@ -40,7 +40,6 @@ SETTINGS = {"agent": "agent.py:agent"}
 
 
 async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: Path) -> None:
-    """The same tasks and seeds give the same tokens and facts by both ways, so it learns what the loop learns."""
     found = []
     for name, task in (("own", {"packs": ["."]}), ("agent", {"packs": ["."], **SETTINGS})):
         (tmp_path / name).mkdir()
@@ -62,7 +61,6 @@ async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: 
 def test_the_command_line_takes_an_agent_and_resumes_with_it(
     tmp_path: Path, model: Path, cli: Cli
 ) -> None:
-    """rollout, train, --resume, eval and replay of one project, with `--agent` alone."""
     project = write_project(tmp_path, model)
     (project / "agent.py").write_text(AGENT)
     given = ("--agent", "agent.py:agent")
@@ -118,7 +116,6 @@ def tried(db: Path, episode: str, *given: str) -> tuple[int, list[dict[str, Any]
 
 
 def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
-    """Its calls answer the same and its reward comes back; a changed one differs, and comes to no turn."""
     db, episode = stored(tmp_path)
     status, events = tried(db, episode, "--rerun")
     assert status == 0 and [event["ev"] for event in events] == [
@@ -138,7 +135,6 @@ def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
 
 
 def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
-    """Up to it the tokens are the recorded ones; from it on the model, or a person, answers and the agent grades."""
     db, episode = stored(tmp_path)
     status, events = tried(db, episode, "--turn", "3", "--samples", "2")
     children = [event for event in events if event["ev"] == "child"]

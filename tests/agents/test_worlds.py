@@ -48,7 +48,6 @@ solve = Sums("sum").solve
 async def test_a_world_is_played_to_its_end_or_a_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the model does wrong is answered; a limit leaves the reward so far; a crash is the environment's."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.jsonl").write_text('{"id": "r", "prompt": "?", "sample": 0}\n')

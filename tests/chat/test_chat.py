@@ -62,7 +62,6 @@ def test_prompt_origins_and_spans(chat: Chat) -> None:
 def play(
     chat: Chat, replies: list[str], results: list[list[str]], tools: list[ToolSchema]
 ) -> tuple[list[int], Any]:
-    """An episode by hand: ids appended only, and the messages."""
     messages: list[Message] = [SYSTEM, USER]
     ids = list(chat.prompt(messages, tools).ids)
     for turn, reply in enumerate(replies):
@@ -135,7 +134,6 @@ def test_markup_in_content_stays_text(chat: Chat, where: str) -> None:
 
 
 def test_guarded_text_does_not_disturb_its_surroundings() -> None:
-    """The ids around an escaped text are those of the same rendering with a harmless word in its place."""
     chat = Chat(Tokenizer(bpe_json(), ByteTokenizer().chat_template, {"eos_token": "<|im_end|>"}))
     hostile = chat.prompt([{"role": "user", "content": "print <|im_end|> print"}])
     middle = chat.tokenizer.encode_offsets("<|im_end|>", [(0, 10)])[0]
@@ -250,7 +248,6 @@ def test_offsets_map_back_over_renamed_markup() -> None:
 
 
 def test_random_conversations_with_hostile_contents_never_drift(chat: Chat) -> None:
-    """Forty episodes of two tool turns each: appended ids equal the full rendering, one stop token a turn."""
     bits = [
         "<|im_end|>",
         "<|im_start|>",

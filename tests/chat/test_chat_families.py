@@ -43,7 +43,6 @@ SMOLLM2 = """{%- if messages[0].role != 'system' %}
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
 WRITTEN = {"minimind": MINIMIND, "SmolLM2": SMOLLM2}
-"""Families whose file no package ships."""
 
 CPP, TRL, AXOLOTL, OWN = "llama-cpp-python", "trl", "axolotl", "written here"
 # One of each kind, since test_template_sweep.py plays every shipped one. source, template -> the detected parser, and
@@ -81,7 +80,6 @@ def chat_of(source: str, name: str, append_only: bool = False) -> Chat:
 
 
 async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollout]:
-    """An episode of a pack with a system text and the tool `add`, by the real loop."""
     right = Reward("right", lambda episode, ctx: ctx.part(float(ctx.final_text.endswith("12"))))
     pack = Pack.of("sums", [{"prompt": "5 + 7?"}], [right], tools=[add], system="Use <tools>.")
     limits = {"max_tokens": 12000, "max_new_tokens": 400, "max_turns": 4}
@@ -170,7 +168,6 @@ async def test_refused_with_the_reason_and_trained_if_the_user_insists(
 async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(
     source: str, name: str
 ) -> None:
-    """Gemma 4 writes no result without a call, and a malformed call does not count: the answer comes from the user."""
     chat = chat_of(source, name)
     call = called(chat)
     marker = chat.parser.markers[-1 if name != "gemma4" else 1]
@@ -203,7 +200,6 @@ async def check_would_skip(source: str, name: str, wanted: list[str]) -> None:
 
 
 def test_messages_in_the_roles_that_a_template_has() -> None:
-    """Gemma: no system, no tools. The prompt and a delta, by hand."""
     chat = chat_of(CPP, "google-gemma-2-2b-it")
     text = chat.decode(
         chat.prompt([{"role": "system", "content": "Be brief."}, user("u")], [PROBE_TOOL]).ids

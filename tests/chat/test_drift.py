@@ -33,7 +33,6 @@ def chat() -> Chat:
 
 
 def episode(chat: Chat, replies: list[list[int]], results: list[str]) -> Episode:
-    """An episode as the rollout builds it, from sampled ids."""
     prompt = chat.prompt(PROMPT, TOOLS)
     parts = [Tokens.from_ids(prompt.ids, prompt.origin)]
     turns = [Turn(0, "user", tuple(PROMPT), 0, len(prompt))]

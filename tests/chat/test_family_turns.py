@@ -59,7 +59,6 @@ def results(episode: Episode) -> list[str]:
 
 
 def sampled(chat: Chat, episode: Episode) -> list[str]:
-    """What the model wrote, a text for each turn."""
     own = [episode.tokens.ids[t.start : t.end] for t in episode.turns if t.role == "assistant"]
     return [chat.decode(ids) for ids in own]
 
@@ -155,7 +154,6 @@ GEMMA_THOUGHT = "<|channel>thought\nhm\n<channel|>"
 
 
 async def test_gemma4_thinks_or_says_something_before_a_call() -> None:
-    """Its template moves that text behind the result; what the model wrote is trained, and nothing else may differ."""
     chat = chat_of(gemma4())
     thinking, rollout = await episode_of(
         chat, [GEMMA_THOUGHT + GEMMA_CALL] * 2 + [GEMMA_THOUGHT + "It is 12"]
@@ -235,7 +233,6 @@ async def test_given_thinking_that_the_history_has_otherwise_is_by_design(family
 
 
 def test_a_lost_result_beside_given_thinking_is_still_structural() -> None:
-    """The rule covers thinking alone: any other difference in the same turn is found."""
     chat = chat_of(GIVEN["DeepSeek-V3.2"])
     said = chat.parse(chat.tokenizer.encode("yes")).message
     ids = [*chat.prompt([user("u")]).ids, *chat.assistant_ids(said)]

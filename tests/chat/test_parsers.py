@@ -297,7 +297,6 @@ def test_calls_and_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*GOOD} - {"minimax_m3"}))
 def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> None:
-    """MiniMax M3 writes neither types nor empty values, and has a test of its own."""
     check_nested(name, BETWEEN.get(name, "\n"))
 
 

@@ -239,7 +239,6 @@ def test_a_template_that_does_too_much_is_refused_in_a_sentence(
 
 
 def test_counting_is_by_rendering_and_hidden_by_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose template does too much does not load either."""
     assert MOST_STEPS <= 2_000_000, "a few seconds"
     most = MOST_STEPS // 10
     monkeypatch.setattr(template_limits, "MOST_STEPS", most)
@@ -254,7 +253,6 @@ def test_counting_is_by_rendering_and_hidden_by_no_name(monkeypatch: pytest.Monk
 
 
 def test_counting_changes_no_value() -> None:
-    """Operators, filters, tests and loops give what Jinja gives without limits."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     source = (

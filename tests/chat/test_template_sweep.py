@@ -187,7 +187,6 @@ def chat_of(name: str) -> Chat:
 
 
 def said(text: str, *calls: tuple[str, dict[str, Any]], turn: int = 0) -> Message:
-    """An assistant message with calls; their ids are those of an episode."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -223,7 +222,6 @@ def written(chat: Chat, message: Message, whole: bool = False) -> str:
 async def test_calls_come_back_and_turns_are_appended_as_the_template_writes_them(
     name: str,
 ) -> None:
-    """In one test each, since finding out what a template does takes most of the time."""
     await check_template(name)
 
 
@@ -272,7 +270,6 @@ def check_calls(name: str) -> None:
 
 
 def check_appended(name: str) -> None:
-    """Three turns: a call and its result, another, an answer. Only thinking may differ."""
     chat = chat_of(name)
     trait = next((trait for trait, names in REFUSED.items() if name in names), None)
     if trait is not None:

@@ -427,7 +427,6 @@ def check(file: str, name: str, found: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project with the packs `odd` and `door`."""
     for name, code in (("odd", ODD_PY), ("door", DOOR_PY)):
         (tmp_path / name / "data").mkdir(parents=True)
         text = ODD_YAML if name == "odd" else ODD_YAML.replace("odd-task", "door-task")

@@ -38,7 +38,6 @@ ROW, TASK = next(
 
 
 def solution() -> list[str]:
-    """Texts of a model that solve the task: calls in the hermes form, then the answer."""
     texts = []
     for message in PACK.solution(TASK):
         if message["role"] == "assistant":
@@ -264,7 +263,6 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
 
 
 async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
-    """All of it is shown, wrapped and with its own line ends; what is sent is what stands there."""
     db, episode = made
     app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
     async with app.run_test(notifications=True, size=(100, 30)) as pilot:

@@ -104,7 +104,6 @@ def test_a_corrupt_model_folder(
 
 
 def test_a_tokenizer_of_another_model(project: Path, model: Path, cli: Cli) -> None:
-    """Its ids go beyond the embedding."""
     shutil.copytree(model, project / "broken")
     path = project / "broken" / "tokenizer.json"
     data = json.loads(path.read_text())
@@ -191,7 +190,6 @@ def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> 
 
 
 def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: Cli) -> None:
-    """Nothing is graded: the run ends by itself instead of sampling for hours."""
     project = cli.folder = tmp_path / "project"
     write_pack(project, code=TASK_PY.replace("    return ctx.part(", "    return ctx.parts("))
     write_project(project, model, train={"steps": 50})
@@ -221,7 +219,6 @@ def test_a_model_that_says_nothing_but_padding(project: Path, tmp_path: Path, cl
 
 @pytest.mark.parametrize("limit", [96, 4096], ids=["rollout.max_tokens", "context"])
 def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, limit: int) -> None:
-    """Where none fits, the run ends by itself and says why. The model's own context has 256 positions."""
     cli.folder = tmp_path / "project"
     write_pack(cli.folder, rows=2, prompt="long " * 60 + "{n}")
     write_project(cli.folder, model, rollout={"max_tokens": limit}, train={"steps": 50})

@@ -29,8 +29,6 @@ PACK = ["--pack", "calc-task"]
 
 
 class Chatting:
-    """A chat on a screen, with what a person does there."""
-
     def __init__(self, pilot: Pilot[Any], db: Path) -> None:
         self.pilot, self.db = pilot, db
 
@@ -41,7 +39,6 @@ class Chatting:
         return screen
 
     async def say(self, text: str, then: str = "") -> str:
-        """Sends a line, waits until the model is done (and shows `then`), and returns the screen."""
         self.screen.line.put(text)
         await self.pilot.press("enter")
         await until(self.pilot, lambda: self.screen.line.text != text)

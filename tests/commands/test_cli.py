@@ -54,7 +54,6 @@ def test_a_project_without_runs_names_the_next_command(project: Path, cli: Cli) 
 
 
 def test_help_imports_hardly_anything() -> None:
-    """Each of these costs the front page, and completion, between a tenth and many times its own time."""
     unwanted = (
         "numpy asyncio ssl pydantic yaml sqlite3 rich textual torch importlib.metadata.metadata"
     )
@@ -241,7 +240,6 @@ def test_ctrl_c_is_130() -> None:
 
 
 def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, cli: Cli) -> None:
-    """Until a resume clears them: then they are cancelled, and those of a training were skipped."""
     db = tmp_path / "a.db"
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -303,7 +301,6 @@ def test_rollout_takes_packs_in_turn(
 def test_eval_heeds_the_limit_of_tasks(
     args: list[str], count: int, project: Path, cli: Cli
 ) -> None:
-    """The smaller of task.limit and eval.limit; --limit, given here, counts more."""
     base = "eval --model scripted -k 1 --pack echo-task --split test --compare-to none".split()
     found = cli.json(*base, "--set", "task.limit=3", *args)
     assert found["settings"]["tasks"] == count
@@ -404,7 +401,6 @@ OLD = {
     "export --html": "-o a.html",
     "sft --teacher-model": "big --teacher http://a out",
 }
-"""Every option that the old form had."""
 
 
 def test_the_table_is_tested() -> None:

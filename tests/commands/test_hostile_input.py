@@ -419,7 +419,6 @@ def test_rows_at_random(tmp_path: Path) -> None:
 
 
 def test_the_command_line(cli: Cli, store: Store) -> None:
-    """Exit code 2, and a sentence."""
     project = cli.folder = write_pack(cli.folder / "project")
     (project / "agentrl.yaml").write_text("task: {packs: [.]}\n")
     (project / "deep.yaml").write_text("[" * DEEP)
@@ -458,7 +457,6 @@ def test_the_command_line(cli: Cli, store: Store) -> None:
 
 
 def test_a_bug_with_such_a_text_still_has_its_log(tmp_path: Path) -> None:
-    """The writer of the error log takes what cannot be encoded; the argument is typed by a shell as it is."""
     code = "import sys\nfrom agentrl_cli.commands import report\nsys.exit(report(RuntimeError('a\\udced')))\n"
     done = subprocess.run(
         [sys.executable, "-c", code, b"\xed"], capture_output=True, cwd=tmp_path, check=False

@@ -187,7 +187,6 @@ def failing(source):
 def test_the_demo_is_one_command_and_cut_short_it_names_what_continues_it(
     cli: Cli, init: Cli
 ) -> None:
-    """A failure that has nothing to do with isolation; the line that is printed runs, and so does the demo again."""
     (cli.folder / "full").mkdir()
     (cli.folder / "full" / "file").touch()
     cli("demo", "full", code=2, said="is not a project")

@@ -23,7 +23,6 @@ SMALL = [word for one in SETS for word in ("--set", one)]
 
 
 def test_a_project_whose_folders_name_is_not_utf8(cli: Cli) -> None:
-    """Train, resume, evaluate and look: every file of the run is in that folder."""
     cli.folder /= os.fsdecode(b"caf\xe9")
     try:
         cli.folder.mkdir()

@@ -130,7 +130,6 @@ def db(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(db: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command on the store."""
     return Cli(capfd, db.parent, "--db", str(db))
 
 

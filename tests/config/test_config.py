@@ -99,7 +99,6 @@ def test_set_reads_a_value(key: str, text: str, expected: float | None) -> None:
 
 
 def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
-    """Also in the stored settings of a run, with which it is resumed."""
     file = write(tmp_path / "a.yaml", "model:\n  chat: {variables: {x: {y: 1}, z: 2}}\n")
     config, _ = load_config(files=[file], sets=["model.chat.variables.z=0.5"])
     assert config.model.chat.variables == {"x": {"y": 1}, "z": 0.5}
@@ -305,7 +304,6 @@ def other_value(old: str, default: object) -> object:
 
 
 def named(key: str) -> dict[str, object]:
-    """The name of a choice that has this option."""
     choice, _, option = key.rpartition(".")
     table = CHOICES[choice][0] if choice in CHOICES else {}
     names = [name for name, record in table.items() if option in option_names(record.options)]
@@ -316,7 +314,6 @@ def named(key: str) -> dict[str, object]:
 def test_an_old_key_works_everywhere_and_the_message_names_the_new_one(
     old: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a file, with --set, in the environment, and in the settings of a run that an older version stored."""
     new, section, leaf = RENAMED[old], *old.split(".")
     group, _, option = new.rpartition(".")
     info = leaves().get(new) or groups()[group].model_fields[option]
@@ -351,7 +348,6 @@ def test_an_old_key_works_everywhere_and_the_message_names_the_new_one(
 
 
 def test_a_run_that_an_older_version_stored() -> None:
-    """All old keys at once, with every default of options that the chosen loss does not have."""
     stored = {
         "algo": {
             **{

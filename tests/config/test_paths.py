@@ -63,7 +63,6 @@ def test_the_store_is_the_projects_unless_said_otherwise(tmp_path: Path) -> None
 
 
 def test_a_bundled_model_has_a_name_of_its_own() -> None:
-    """What a store or a configuration names stays that model, whichever is the default."""
     assert paths.bundled_model("tiny-agent") == paths.bundled_model("tiny")
     assert paths.is_bundled("tiny") and paths.is_bundled("tiny-agent")
     for name in ("", ".", "..", "tiny-agent/", "../models/tiny-agent", "another", "a\0b"):

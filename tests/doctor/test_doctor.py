@@ -148,7 +148,6 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("part", ["paged", "packed"])
 def test_a_trial_of_this_cpu(part: str) -> None:
-    """Prompts in pieces, groups, later turns, top-p; gradients with and without recomputed activations."""
     found = try_part(part, CPU, 0.0)
     assert not found["problem"] and found["worst"] < 1e-4
     assert part == "packed" or found["tokens_per_second"] > 0
@@ -159,7 +158,6 @@ def test_what_a_device_without_numbers_fails_at() -> None:
 
 
 def test_a_fault_of_one_part_is_its_own(tmp_path: Path) -> None:
-    """The process that runs `paged` dies; another tries what is left, and the verdict is kept."""
     program = tmp_path / "trial.py"
     program.write_text(
         "import json, os, sys\n"
@@ -185,7 +183,6 @@ def test_a_fault_of_one_part_is_its_own(tmp_path: Path) -> None:
 
 
 async def test_what_failed_is_not_used() -> None:
-    """The fallback samples with the reason in the engine line; episodes are padded; nothing left ends the command."""
     bad = {
         name: Part(name, problem="log-probabilities differ by 2")
         for name in ("paged", "packed", "graphs")

@@ -40,7 +40,6 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 @asynccontextmanager
 async def opened(*tools: Any, task: Task = TASK, **more: Any) -> AsyncIterator[ToolEnv]:
-    """An environment that has begun."""
     env = ToolEnv([as_tool(tool) for tool in tools], **more)
     assert await env.reset(task) == list(task.prompt)
     yield env

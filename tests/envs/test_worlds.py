@@ -251,7 +251,6 @@ async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
 
 
 async def session(secret: int, *said: str) -> tuple[Session, list[dict[str, Any]]]:
-    """A chat about a number to guess."""
     pack, task = guess(secret)
     env = await make_env(config().rollout, pack, Job(task, 0), None)
     assert isinstance(env, ToolEnv)
@@ -427,7 +426,6 @@ def task(**data: Any) -> Task:
 
 
 async def talk(user: Interaction, said: Sequence[str], **data: Any) -> list[Reply]:
-    """What a user answers to assistant turns."""
     await user.start(task(**data))
     messages: list[Message] = [{"role": "user", "content": "Hi."}]
     replies = []

@@ -82,7 +82,6 @@ async def test_every_bad_line_is_reported_and_the_good_ones_are_still_checked(pa
 
 
 async def test_all_rows_are_run_on_demand(pack: Path) -> None:
-    """The last row's answer is one that no solver gives: a sample does not see it."""
     train = pack / "data" / "train.jsonl"
     code = (pack / "task.py").read_text()
     last = json.loads(train.read_text().splitlines()[-1])["id"]

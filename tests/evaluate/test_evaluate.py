@@ -566,7 +566,6 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs commands in a project whose model says "Hello." to everything."""
     folder = write_pack(tmp_path / "project", ["Hello.", "bee", "Hello.", "dog", "Hello."])
     (folder / "agentrl.yaml").write_text(
         "model: {name: scripted}\ntask: {packs: ['.']}\neval: {k: 2}\n"
@@ -606,7 +605,6 @@ def test_eval_compares_two(project: Cli) -> None:
 
 
 def test_eval_of_a_model_beside_an_endpoint(project: Cli, tmp_path: Path) -> None:
-    """One table, an exact test of the pair, one picture; what cannot be combined or read is a sentence."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
         given = (

@@ -81,7 +81,6 @@ def test_the_walks_are_those_of_a_real_run(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def ask() -> None:
-    """Send an agent's request through the gateway's application."""
     world = world_of(["Hello."])
     transport = httpx2.ASGITransport(app=world.gateway.app)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

@@ -135,7 +135,6 @@ def test_there_are_no_circles() -> None:
 
 
 def test_learning_reaches_no_chat() -> None:
-    """Learning sees ids: neither it nor what it imports knows messages, templates or tool calls."""
     reached, new = set(), {module for module in MODULES if module.startswith("learning.")}
     while new:
         reached |= new

@@ -139,7 +139,6 @@ def test_the_demo_installs_what_it_misses_or_names_it(
 
 
 def test_the_installation_draws_pip_s_own_bar(tmp_path: Path) -> None:
-    """It takes minutes and a gigabyte, behind one line that did not move."""
     machine = Machine(tmp_path, 0, sudo=False)
     machine.checkout()
     (tmp_path / ".venv" / ".base").unlink()
@@ -194,7 +193,6 @@ def test_templates_are_fetched_whole_or_not_at_all(
 
 
 def test_nothing_is_fetched_or_written_by_collecting(tmp_path: Path) -> None:
-    """With an empty home and no package index, the same tests are there."""
     env = {**os.environ, "HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     command += ["tests/chat/test_template_sweep.py"]

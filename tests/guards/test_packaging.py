@@ -28,7 +28,6 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 
 def fresh_venv(folder: Path) -> Path:
-    """A new environment; returns its Python, which sees the packages of this project but not the checkout."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -140,7 +139,6 @@ def test_an_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_an_editable_install_uses_the_checkout(tmp_path: Path) -> None:
-    """A copy is installed, and its packs change afterwards: a stale copy of them would show."""
     copy = tmp_path / "checkout"
     skipped = (".git", ".venv", "runs", "demo", "__pycache__", "*_cache", "tiny-*", "tests", "data")
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*skipped))

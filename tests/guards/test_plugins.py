@@ -30,13 +30,11 @@ def test_every_plugin_has_its_line_its_page_and_its_tests() -> None:
 
 
 def test_no_test_of_the_core_names_a_plugin() -> None:
-    """So that `make test-core` can run them all without any."""
     kept = (path for path in (ROOT / "tests").rglob("*.py") if "plugins" not in path.parts)
     assert [str(path) for path in kept if names_of_plugins(path)] == []
 
 
 def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
-    """Neither by an import nor by a text that is resolved later."""
     own = PACKAGE / "registry" / "plugins.py"
     core = [
         path

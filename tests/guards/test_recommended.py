@@ -121,7 +121,6 @@ def texts() -> list[Place]:
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """The commands that a text names."""
     for span in TICKED.findall(text):
         if span.startswith("agentrl "):
             yield span

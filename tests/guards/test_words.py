@@ -65,7 +65,6 @@ def _expression(phrase: str) -> str:
 
 
 def files(rooms: set[str]) -> Iterator[Path]:
-    """The checked files of these rooms."""
     for room in sorted(rooms):
         path = ROOT / room
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -77,7 +76,6 @@ def files(rooms: set[str]) -> Iterator[Path]:
 def problems(
     name: str, text: str, phrases: dict[str, str], wanted: re.Pattern[str]
 ) -> Iterator[str]:
-    """`file:line: phrase: write …` for each use."""
     for found in wanted.finditer(text.lower()):
         phrase = next(p for p in phrases if re.fullmatch(_expression(p), found[0]))
         if phrase not in MODEL.get(name, ()):
@@ -85,7 +83,6 @@ def problems(
 
 
 def found_in(file: Path) -> list[str]:
-    """All problems of one file."""
     phrases = words()
     name = file.relative_to(ROOT).as_posix()
     return list(problems(name, file.read_text(encoding="utf-8"), phrases, pattern(phrases)))

@@ -14,7 +14,6 @@ TEXTS = (
 
 
 def schema(name: str, parameters: dict[str, str], description: str = "Do it.") -> ToolSchema:
-    """A function schema whose parameters are all required."""
     properties = {key: {"type": type_} for key, type_ in parameters.items()}
     wanted = {"type": "object", "properties": properties, "required": list(parameters)}
     return {

@@ -19,7 +19,6 @@ class Cli:
     def __init__(self, capture: pytest.CaptureFixture[str], folder: Path, *always: str) -> None:
         self.capture, self.folder, self.always = capture, folder, always
         self.err = ""
-        """What the last command wrote on stderr."""
 
     def __call__(self, *args: str, code: int = 0, said: str | tuple[str, ...] = ()) -> str:
         with contextlib.chdir(self.folder):

@@ -20,7 +20,6 @@ IGNORED = shutil.ignore_patterns("__pycache__", ".pytest_cache", "*.db")
 
 
 def delete_plugins(root: Path, names: Sequence[str]) -> None:
-    """Delete plugins of a copy: a folder and a line in the registry each."""
     registry = root / "agentrl_cli" / "registry" / "plugins.py"
     lines = registry.read_text(encoding="utf-8").splitlines(keepends=True)
     for name in names:
@@ -30,7 +29,6 @@ def delete_plugins(root: Path, names: Sequence[str]) -> None:
 
 
 def copy_core(folder: Path) -> None:
-    """Write the checkout into a new folder, without plugins, their tests and the guards."""
     folder.mkdir(parents=True)
     for name in COPIED.split():
         if (ROOT / name).is_dir():
@@ -46,7 +44,6 @@ def copy_core(folder: Path) -> None:
 
 
 def main(folder: str, *arguments: str) -> int:
-    """Return the exit status of the core's suite."""
     root = Path(folder).resolve()
     copy_core(root)
     command = [sys.executable, "-m", "pytest", *(arguments or ("-q",))]

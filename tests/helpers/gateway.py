@@ -51,8 +51,6 @@ class Held(ScriptedPolicy):
 
 @dataclass
 class World:
-    """A gateway, and what its sessions recorded when they ended."""
-
     gateway: Gateway
     policy: Policy
     traces: dict[str, Trace] = field(default_factory=dict)
@@ -60,7 +58,6 @@ class World:
     url: str = ""
 
     def base(self, key: str) -> str:
-        """The OpenAI base_url of an episode."""
         return f"{self.url}/e/{key}/v1"
 
     async def end(self, key: str) -> Trace:
@@ -68,12 +65,10 @@ class World:
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    """A tool call as the scripted model writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def session_of(replies: Any, key: str = "k", **limits: Any) -> Session:
-    """A session over given texts, without HTTP."""
     policy = (
         replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies, CHAT.tokenizer)
     )
@@ -106,6 +101,5 @@ def world_of(
 
 @contextlib.asynccontextmanager
 async def served(world: World) -> AsyncIterator[World]:
-    """A world with its address."""
     async with listening(world.gateway.app, "127.0.0.1", 0) as world.url:
         yield world

@@ -36,8 +36,6 @@ REFUSED = (
 
 
 class Tape(Mode):  # type: ignore[misc]  # a class of torch
-    """Records operations, and plays them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, Any]] = []

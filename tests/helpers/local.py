@@ -102,7 +102,6 @@ def policy_of(model: Any, **changes: Any) -> LocalPolicy:
 
 
 def prompts(seed: int = 0, count: int = 12) -> list[list[int]]:
-    """Prompts of ragged lengths: groups of three with a system prompt in common, and every fourth of its own."""
     rng = np.random.default_rng(seed)
     system = rng.integers(6, VOCAB, 24).tolist()
     groups = [[*system, *rng.integers(0, VOCAB, n).tolist()] for n in (3, 17, 9)]
@@ -147,7 +146,6 @@ def greedy(
 async def converse(
     policy: Policy, key: str, prompt: Sequence[int], number: int, more: int = 0
 ) -> list[tuple[list[int], Generation]]:
-    """Three turns of one episode with a tool's answer between them: (context, what was said) of each."""
     rng = np.random.default_rng(number)
     ids, said = list(prompt), []
     for turn in range(TURNS):

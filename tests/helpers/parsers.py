@@ -15,7 +15,6 @@ NESTED = schema("nest", {"s": "string", "o": "object", "a": "array", "b": "boole
 
 
 def doubled(text: str, inner: str, between: str = "") -> str:
-    """A transcript with its part `inner` twice."""
     assert inner in text
     return text.replace(inner, f"{inner}{between}{inner}")
 

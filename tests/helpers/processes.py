@@ -30,7 +30,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def commands(pattern: str) -> list[str]:
-    """Command lines that a pattern fits, of every process but the tests'."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -24,7 +24,6 @@ CHAT = Chat(ByteTokenizer())
 
 
 def agent_of(file: Path) -> type[ForeignAgent]:
-    """Return the agent of a worker in this interpreter."""
     return type("Other", (ForeignAgent,), {"name": "other", "worker": file, "needs": "other"})
 
 
@@ -65,7 +64,6 @@ def rehearsed(folder: Path) -> Path:
 
 
 async def episode_of(folder: Path, said: Sequence[str] = ("Hi.",), **limits: int) -> Episode:
-    """Return an episode of a project's first row, with a model that says these texts."""
     pack = load_pack(folder)
     config = Config.model_validate(
         {"rollout": {"max_new_tokens": 200, "max_tokens": 4096, **limits}}
@@ -76,7 +74,6 @@ async def episode_of(folder: Path, said: Sequence[str] = ("Hi.",), **limits: int
 
 
 def python_with(kind: str, modules: str) -> str:
-    """Return the interpreter that has the modules, `KIND_PYTHON` or `WORLDS_PYTHON` or this one; skip without one."""
     name = f"{kind.upper().replace('-', '_')}_PYTHON"
     python = os.environ.get(name) or os.environ.get("WORLDS_PYTHON", sys.executable)
     code = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"

@@ -11,7 +11,6 @@ from agentrl_cli.sandbox import Sandbox
 
 
 async def open_sandbox(**settings: Any) -> Sandbox:
-    """An open sandbox with these settings; limits are given as the others are."""
     limits = {name: settings.pop(name) for name in {*settings} & {*LimitsConfig.model_fields}}
     try:
         return await Sandbox.open(SandboxConfig.model_validate({**settings, "limits": limits}))

@@ -7,5 +7,4 @@ from pathlib import Path
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """Return a file's tree; it is parsed once for all guards."""
     return ast.parse(path.read_text(encoding="utf-8"))

@@ -128,7 +128,6 @@ def _download(package: str, place: Path) -> Path:
 
 
 def _keep(archive: Path, target: Path) -> None:
-    """The templates alone, by their bare names."""
     found: dict[str, bytes] = {}
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:

@@ -160,7 +160,6 @@ async def trainer_of(
     run: RunRow | None = None,
     **sections: Any,
 ) -> AsyncIterator[Trainer]:
-    """A trainer of the model in `folder` over the bandit in `project`; `run` is one to continue."""
     from agentrl_cli.trainer import build_trainer
     from agentrl_cli.trainer.compute import find_learner
 
@@ -181,7 +180,6 @@ async def trainer_of(
 
 
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:
-    """The training episodes of a run, oldest first."""
     where = "kind:train" + (f" step:{step}" if step is not None else "")
     rows = store.episodes.rows(store.episodes.ids(where, "time", run=run.id))
     return [store.episodes.get(row.id) for row in rows]
@@ -210,13 +208,10 @@ def spawn(project: Path, *args: str, before: Callable[[], None] | None = None) -
 
 @dataclass
 class Started:
-    """A process that runs a command."""
-
     process: Any
     log: Path
 
     def end(self) -> tuple[int, str]:
-        """Wait for it: its exit code and what it wrote."""
         try:
             self.process.join()
         except BaseException:  # the suite's limit
@@ -242,7 +237,6 @@ def start(
 def agentrl_process(
     project: str, log: str, args: list[str], before: Callable[[], None] | None = None
 ) -> None:
-    """What the process runs: `agentrl ARGS` in `project`, its output to `log`."""
     import torch
 
     from agentrl_cli.commands import main

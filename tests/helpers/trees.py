@@ -73,7 +73,6 @@ def three_leaves() -> list[Said]:
 
 
 def chain() -> list[Said]:
-    """As many sampled tokens as `fork`, one after the other."""
     return [
         Said("user", (10, 11, 12)),
         Said("assistant", (20, 21)),
@@ -120,7 +119,6 @@ def episode(
 
 
 def with_logps(one: Episode, logps: Float32) -> Episode:
-    """The same with these log-probabilities of its sampled tokens, in token order."""
     values = np.full(len(one.tokens), np.nan, np.float32)
     values[one.tokens.trained_mask] = logps
     return one.with_(tokens=replace(one.tokens, logp_sampled=values, logp_policy=values.copy()))

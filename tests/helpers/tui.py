@@ -22,7 +22,6 @@ def rendered(app: App[Any]) -> list[Strip]:
 
 
 def visible(app: App[Any]) -> str:
-    """The text on the screen."""
     return text_of(rendered(app))
 
 
@@ -37,7 +36,6 @@ def steady(app: App[Any]) -> None:
 
 
 def screen_of(pilot: Pilot[Any], kind: type[T]) -> T:
-    """The screen in front, which is of this kind."""
     assert isinstance(pilot.app.screen, kind)
     return pilot.app.screen
 
@@ -87,7 +85,6 @@ async def until_text(pilot: Pilot[Any], text: str) -> str:
     looks = itertools.count()
 
     def shows() -> bool:
-        """Whether it is there; to look is to render the whole screen, so mostly only after it has painted."""
         if next(looks) % 25 and app.screen._compositor not in _painted:
             return False
         _painted.discard(app.screen._compositor)

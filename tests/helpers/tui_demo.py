@@ -61,7 +61,6 @@ class Words:
         return ids
 
     def json(self) -> str:
-        """The text of a tokenizer.json."""
         added = [{"id": n, "content": name} for name, n in self.special.items()]
         return json.dumps(
             {
@@ -73,8 +72,6 @@ class Words:
 
 
 class Writer:
-    """Collects the turns of one invented episode."""
-
     def __init__(self, words: Words, seed: int) -> None:
         self.words = words
         self.rng = np.random.default_rng(seed)
@@ -90,7 +87,6 @@ class Writer:
     def given(
         self, role: str, text: str, origin: Origin, results: Sequence[ToolResult] = ()
     ) -> None:
-        """A system, user or tool turn."""
         before = self.words.encode(f"<|im_start|>{'user' if role == 'tool' else role}\n")
         body = self.words.encode(
             f"<tool_response>\n{text}\n</tool_response>" if role == "tool" else text
@@ -142,7 +138,6 @@ class Writer:
 def call(
     name: str, arguments: dict[str, object] | None, raw: str = "", error: str | None = None
 ) -> ToolCall:
-    """A call as the model wrote it."""
     text = raw or json.dumps({"name": name, "arguments": arguments})
     return ToolCall("call_0", name, arguments, text, error)
 
@@ -226,7 +221,6 @@ def signals_of(ep: Episode) -> TrainSignals:
 
 
 def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
-    """Writes the invented run into a store and returns its id; the last step's group has tokens and signals."""
     words = Words()
     episodes = [
         episode(words, sample, solved=sample in (1, 4, 6), step=steps)
@@ -292,7 +286,6 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
 
 
 def metrics_of(step: int) -> dict[str, float]:
-    """Invented curves."""
     rise = 1 - math.exp(-step / 60)
     return {
         "reward": 0.05 + 0.4 * rise + 0.04 * math.sin(step),

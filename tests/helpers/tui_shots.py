@@ -24,7 +24,6 @@ from agentrl_cli.types import Episode, Turn
 from tests.helpers import tui_demo as demo
 
 STOOD = 1.7e9 + 5000
-"""The fixed time."""
 EP = "ep0120003"
 Make = Callable[[Reader], Screen[Any]]
 Event = dict[str, Any]
@@ -84,7 +83,6 @@ class Scripted(ChatClient):
 
 
 def turn_event(episode: Episode, turn: Turn, decoder: TokenTexts) -> Event:
-    """One turn as the chat's child process reports it."""
     tokens = episode.tokens.slice(turn.start, turn.end)
     results = [
         {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level}

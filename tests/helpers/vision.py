@@ -71,7 +71,6 @@ def byte_tokenizer(mark: str = MARKS["qwen"]) -> ByteTokenizer:
 
 
 def png(width: int, height: int, colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
-    """An image of one colour."""
     from PIL import Image
 
     out = io.BytesIO()
@@ -202,7 +201,6 @@ EXTRA = {
 
 
 def vision_folder(folder: Path, family: str = "Qwen2-VL") -> Path:
-    """A model's folder."""
     import transformers
 
     given = FAMILIES[family]

@@ -61,13 +61,11 @@ def _running(server: ThreadingHTTPServer) -> Iterator[str]:
 
 
 def completion(text: str, **more: Any) -> dict[str, Any]:
-    """A chat completion that says `text`."""
     message = {"role": "assistant", "content": text}
     return {"choices": [{"message": message, "finish_reason": "stop", "index": 0}], **more}
 
 
 async def calls(tool: Tool, *arguments: dict[str, Any], **row: Any) -> list[ToolResult]:
-    """One episode's calls."""
     context = ToolContext(task=Task("p/1", "p", "", "train", (), row))
     state = await tool.create(context)
     try:

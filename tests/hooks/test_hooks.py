@@ -298,7 +298,6 @@ async def test_a_hook_and_a_model_are_named() -> None:
 
 
 def test_a_lock_is_named_and_a_signal_prints_all(tmp_path: Path) -> None:
-    """Another process writes: its lock is named, although it holds the thread."""
     path = tmp_path / "a.db"
     hang = Hang(f"the lock of {path}, which another process holds, since ")
     Store.open(path).close()
@@ -322,7 +321,6 @@ def test_a_lock_is_named_and_a_signal_prints_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["update", "checkpoint"])
 async def test_a_run_says_what_it_waits_for(part: str, tmp_path: Path, model: Path) -> None:
-    """In its log and its store, where watch and ls read it, until it goes on."""
     narrated = threading.Event()
     wanted = "the update of step 1" if part == "update" else "the disk, for the checkpoint"
     async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:

@@ -64,8 +64,6 @@ def test_numbers_and_flat_settings() -> None:
 
 
 class Broken(Logger):
-    """Fails at everything after it was opened."""
-
     name = "broken"
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:

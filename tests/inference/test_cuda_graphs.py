@@ -79,7 +79,6 @@ def test_the_tape_refuses_what_a_graph_cannot_hold(
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2-sliding", "gemma2", "gpt-oss"])
 async def test_captured_steps_of_sixteen_ragged_episodes(kind: str) -> None:
-    """Rows join and leave between steps; turns come back to their blocks; windows are shorter than conversations."""
     policy = await check_against_generate(tiny(kind), runner=taped)
     runner = graphs(policy)
     assert policy.describe() == "paged with CUDA graphs" and not runner.why

@@ -71,7 +71,6 @@ async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 async def test_an_adapter_and_a_preemption(kind: str) -> None:
-    """Memory for five blocks of the twelve or more of four sequences: some are preempted, with the same numbers."""
     model = with_lora(tiny(kind))
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -94,7 +93,6 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
 
 
 async def test_a_changed_layer_is_computed_as_it_is() -> None:
-    """Before the policy is made, and while it is in use: the model's own forward runs then."""
     model = tiny("qwen3")
     policy = policy_of(model)
     mlp = model.model.layers[1].mlp
@@ -165,8 +163,6 @@ async def test_caches_of_the_fallback_stay_within_their_memory(
 
 
 class Wrong(ModelRunner):
-    """Attends to one position too few."""
-
     def run(self, ids: Tensor, view: View) -> Tensor:
         view.positions = view.positions + 1 * (view.positions > BLOCK)
         return super().run(ids, view)
@@ -242,7 +238,6 @@ async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 async def test_a_common_prompt_is_kept_once(kind: str) -> None:
-    """200 tokens for eight rows: rows hold what comes after them alone, windows or not."""
     policy = policy_of(tiny(kind), rows=8)
     ids = np.random.default_rng(1).integers(0, VOCAB, 200).tolist()
     sampling = Sampling(temperature=0, max_new_tokens=8)
@@ -303,7 +298,6 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(
 
 
 def test_blocks_that_many_share_are_listed_more_than_once() -> None:
-    """Ten sequences share a block, two of them another; the rest is their own."""
     tables = [[5, 6, 10 + n] if n < 2 else [5, 20 + n] for n in range(MEMBERS + 2)]
     ids = [np.zeros(BLOCK * (len(table) - 1) + 1 + n, np.int32) for n, table in enumerate(tables)]
     batch = decode_batch(

@@ -38,7 +38,6 @@ class OneDevice(Mode):  # type: ignore[misc]  # a class of torch
     """Raises where an operation mixes devices, or a product mixes dtypes: `meta` alone lets some of it pass."""
 
     FREE = ("copy_", "_to_copy", "index.Tensor", "index_put", "set_", "detach")
-    """These may: they are how data moves, and indices may be anywhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [
@@ -72,7 +71,6 @@ class Unverified(ModelRunner):
     [("qwen3", True), *((kind, False) for kind in ("gemma2", "gpt-oss"))],
 )
 def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool) -> None:
-    """Ragged prompts that share a prefix, steps past windows and blocks, and a turn after a turn."""
     model = tiny(kind)
     if adapter:
         from peft import LoraConfig, get_peft_model
@@ -173,7 +171,6 @@ async def test_the_fallback_engine_stays_on_the_gpu(
     ],
 )
 def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward, backward and AdamW of two groups, one of which shares a prompt; a prefix from the cache too."""
     model = build({"Bert": "BertLMHeadModel"}.get(name, f"{name}ForCausalLM")).to(
         "meta", torch.bfloat16
     )

@@ -12,7 +12,6 @@ from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.types import Int32, Sampling
 
 SHARED = 2 * BLOCK + 10
-"""Common positions of two contexts: they part within their third block."""
 
 
 def sequence(key: str, *, seed: int, length: int = 3 * BLOCK) -> TokenSequence:
@@ -23,7 +22,6 @@ def sequence(key: str, *, seed: int, length: int = 3 * BLOCK) -> TokenSequence:
 
 
 def write(pool: BlockPool, table: list[int], ids: Int32, start: int) -> None:
-    """Write each token's id as its key and value, as a forward does from `start` on."""
     one = torch.ones(1, 1, 1, 1)
     for layer in range(pool.layers):
         keys, values = pool.store(layer, one, one)
@@ -34,7 +32,6 @@ def write(pool: BlockPool, table: list[int], ids: Int32, start: int) -> None:
 
 
 def read(pool: BlockPool, table: list[int], count: int) -> list[int]:
-    """Return the ids that the last layer's keys hold, after comparing them with all other tensors."""
     stores = [t for t in (*pool.keys, *pool.values) if t is not None]
     rows = [torch.cat([store[block].reshape(-1) for block in table])[:count] for store in stores]
     assert len(rows) == 2 * pool.layers and all(row.equal(rows[0]) for row in rows)
@@ -66,7 +63,6 @@ def test_a_shared_block_that_is_written_is_copied_first() -> None:
 
 
 def test_a_block_with_one_user_is_written_where_it_is() -> None:
-    """The next turn of an episode takes over the blocks of its last turn, the last one included."""
     pool = BlockPool(1, 64)
     cache = KVCache(pool)
     turn = sequence("a", seed=1, length=SHARED + 5)
@@ -80,7 +76,6 @@ def test_a_block_with_one_user_is_written_where_it_is() -> None:
 
 
 async def test_the_youngest_is_preempted_and_the_oldest_never() -> None:
-    """Three requests fill the memory, and each needs one more block."""
     scheduler = Scheduler(KVCache(BlockPool(1, 3)), 3, 3)
     future = asyncio.get_running_loop().create_future()
     more: dict[str, Any] = {

@@ -30,15 +30,12 @@ async def test_long_prompts_go_in_pieces() -> None:
 
 
 class SmallParts(ModelRunner):
-    """Computes prompts in forwards of at most 16 tokens."""
-
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.most = 16
 
 
 async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
-    """Where layers are wide or the vocabulary is large, prompts go in shorter pieces and tokens are drawn in parts."""
     found = []
     for runner in (ModelRunner, SmallParts):
         policy = policy_of(tiny(), rows=8, runner=runner)
@@ -76,7 +73,6 @@ async def test_what_is_shared_is_computed_once() -> None:
 
 
 async def test_a_history_that_was_rewritten() -> None:
-    """A chat that takes back what was said: only what still agrees is used."""
     model = tiny()
     policy = policy_of(model)
     ids = prompts()[1]
@@ -233,7 +229,6 @@ async def test_stop_ids_strings_and_limits() -> None:
 
 
 def failing(when: int) -> Any:
-    """A model that raises in its `when`th forward."""
     model, calls = tiny(), []
 
     def count(*args: Any) -> None:
@@ -289,7 +284,6 @@ async def test_weights_that_are_no_numbers() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
-    """Two rows, held by endless turns; one is cancelled, and the one that waits gets its place."""
     model = tiny()
     policy = policy_of(
         model, rows=2, context_length=512, deterministic=deterministic, slot_length=512
@@ -328,7 +322,6 @@ async def test_closing_ends_what_runs() -> None:
 
 
 def test_one_policy_in_two_event_loops() -> None:
-    """A script that calls asyncio.run twice; the first run is torn down while a turn is being made."""
     model = tiny()
     policy = policy_of(model, rows=1, context_length=512)
 

@@ -84,7 +84,6 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
 
 
 def test_rows_do_not_meet() -> None:
-    """A row without any of it keeps its numbers, whatever the others ask for."""
     logits = LOGITS.repeat(3, 1)
     samplings = [
         Sampling(),
@@ -98,7 +97,6 @@ def test_rows_do_not_meet() -> None:
 
 
 def test_a_large_vocabulary_is_searched_in_two_steps() -> None:
-    """Like one long sum, zeros at either end and in whole stretches included."""
     rng = np.random.default_rng(0)
     probs = torch.from_numpy(rng.random((50, 8192)) ** 8).float()
     probs[:, 100:900] = 0
@@ -128,7 +126,6 @@ def test_what_could_be_drawn_is_kept_for_the_rows_that_ask() -> None:
 
 
 async def test_a_policy_samples_as_configured() -> None:
-    """Forced tokens first, then greedy under a penalty; forced ones are marked, and not trained."""
     model, ids = tiny(), prompts()[0]
     policy = policy_of(model)
 
@@ -176,7 +173,6 @@ async def test_a_policy_samples_as_configured() -> None:
     ],
 )
 async def test_a_sampling_that_means_nothing_is_named(values: dict[str, Any], why: str) -> None:
-    """Not as weights that have diverged, and not in silence."""
     policy = policy_of(tiny())
     with pytest.raises(PolicyError, match=re.escape(f"Sampling.{why}")):
         await policy.generate("a", [1, 2, 3], Sampling(**values))
@@ -194,7 +190,6 @@ async def test_a_sampling_that_means_nothing_is_named(values: dict[str, Any], wh
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt-oss"])
 async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
-    """A user's `allow` that raises or allows nothing ends its turn; the others say what they say without it."""
     model, every = tiny(kind), prompts()[:4]
 
     def raises(out: tuple[int, ...]) -> list[int] | None:
@@ -230,7 +225,6 @@ async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
 
 
 async def test_log_probabilities_of_what_was_sampled_with_everything_on() -> None:
-    """In a batch with others: each token's numbers are those of a distribution worked out from the model's logits."""
     model, ids = tiny(), prompts()[3]
     policy = policy_of(model)
     sampling = Sampling(
@@ -290,7 +284,6 @@ def test_the_configuration_says_how_to_sample() -> None:
 async def test_a_stop_string_across_the_borders_of_tokens(
     said: str, stops: tuple[str, ...], ends: str
 ) -> None:
-    """One token a byte: the turn ends with the token that completes the text, and keeps it."""
     tokenizer = ByteTokenizer()
     wanted = tokenizer.encode(said)
     policy = policy_of(tiny(vocab_size=512), decode=tokenizer.decode)

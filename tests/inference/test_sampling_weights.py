@@ -33,7 +33,6 @@ def adapted(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
 
 
 def layers(model: Any) -> list[Any]:
-    """Return the layers that an adapter is added to."""
     found = [(layer, find_parts(layer)) for (layer,) in linear_layers(model)]
     return [layer for layer, part in found if part is not None and part[1]]
 

@@ -56,7 +56,6 @@ def scalars(name: str, x: AdvantageInput) -> list[float]:
 S = 1 / np.sqrt(2)
 U = np.sqrt(3) / 3
 TWO: dict[str, Any] = {"lengths": np.array([2, 2]), "turn_lengths": counts([1, 1], [1, 1])}
-"""Two episodes of two turns of a token each."""
 BY_HAND: list[tuple[str, AdvantageInput, Any]] = [
     # mean 0.25, deviations .75 -.25 -.25 -.25, sample std sqrt(.75/3) = 0.5; eps 0.5 doubles the denominator
     ("grpo", given([1, 0, 0, 0]), [1.5, -0.5, -0.5, -0.5]),

@@ -36,8 +36,6 @@ SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
 
 @pytest.fixture(scope="module")
 def groups(start: Any) -> list[list[Episode]]:
-    """Two groups of three; the sampler thought half the sampled tokens twice as likely as the policy does."""
-
     def one(episode: Episode) -> Episode:
         n, mask = len(episode.tokens), episode.tokens.trained_mask
         first = int(np.flatnonzero(mask)[0])
@@ -75,7 +73,6 @@ def learned(
 
 
 def furthest(first: Any, second: Any) -> float:
-    """The largest difference between two sets of weights."""
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
@@ -216,7 +213,6 @@ def _with_tool_reward(episode: Episode) -> Episode:
 def test_micro_batches_give_the_gradient_of_the_whole(
     start: Any, groups: list[list[Episode]], loss: str, aggregation: str
 ) -> None:
-    """Of every loss and every aggregation, with KL, entropy and a correction per sequence; at 1e-5 of the gradient."""
     options: dict[str, Any] = {"fraction": 0.3, "low": -9.0, "high": 9.0}
     own = option_names(LOSSES[loss].options)
     keys = {
@@ -505,7 +501,6 @@ def test_the_kl_coefficient_is_steered() -> None:
 
 
 def test_kl_in_the_reward_by_hand(start: Any, groups: list[list[Episode]]) -> None:
-    """dr_grpo of rewards less the coefficient times the sum of log p − log p_ref."""
     _, (update,) = run(
         start,
         groups,

@@ -85,7 +85,6 @@ def backward(loss: Any) -> None:
 
 
 def gradients(model: Any, logp: Any, entropy: Any) -> dict[str, torch.Tensor]:
-    """Of a loss that weighs every token differently."""
     weights = torch.linspace(-1, 1, len(logp), dtype=torch.float64)
     model.zero_grad()
     backward((logp * weights).sum() + 0.3 * (entropy * weights.flip(0)).sum())
@@ -266,8 +265,6 @@ def test_head_backward_against_autograd_in_double() -> None:
 
 
 class Shapes(Mode):  # type: ignore[misc]
-    """Writes down the shape of every tensor that an operation makes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[tuple[int, ...]] = set()

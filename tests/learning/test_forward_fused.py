@@ -22,7 +22,6 @@ FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **adapter: Any) -> Any:
-    """A model with random weights under an adapter whose matrices are both random."""
     more = {"sliding_window": None} if family == "mistral" else {}
     model = local.tiny(family, vocab_size=VOCABULARY, **more).to(dtype)
     with torch.no_grad():
@@ -145,7 +144,6 @@ def test_a_model_whose_numbers_differ_is_not_run_this_way(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_training_in_bfloat16_learns(lora: bool) -> None:
-    """What was rewarded becomes likelier, weights stay 16 bits wide, an adapter 32, and gradients are finite."""
     model = make("qwen3", torch.bfloat16)
     if not lora:
         model = model.unload().requires_grad_(True)

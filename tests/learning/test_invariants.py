@@ -48,7 +48,6 @@ def anything(seed: int = 0) -> AdvantageInput:
 
 
 def rows(x: AdvantageInput, order: list[int]) -> AdvantageInput:
-    """The same episodes in another order."""
     fields: dict[str, Any] = {
         name: getattr(x, name)[order] for name in PER_EPISODE if getattr(x, name) is not None
     }
@@ -164,7 +163,6 @@ def expected_gradient(
 
 
 TRUE = CHANCE * (ARMS - CHANCE @ ARMS)
-"""∇E[R] by the logits."""
 
 
 def of(name: str, **fields: Any) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:

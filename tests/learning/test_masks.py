@@ -81,7 +81,6 @@ def flat(update: Update, name: str) -> np.ndarray:
 
 
 def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Episode]]:
-    """One episode's sampler reported other log-probabilities."""
     return [
         [
             e.with_(
@@ -261,7 +260,6 @@ def test_log_probabilities_among_some_tokens(frozen: bool) -> None:
 
 
 async def test_what_was_sampled_is_what_is_trained(start: Any) -> None:
-    """The trainer's log-probability among the stored tokens is the sampler's, and the store keeps them."""
     policy = LocalPolicy(start, context_length=128, rows=2)
     sampling = Sampling(top_p=0.6, max_new_tokens=12, seed=3, keep_support=True)
     prompt = np.arange(5, 20, dtype=np.int32)

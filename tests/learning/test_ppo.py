@@ -60,7 +60,6 @@ def test_how_much_of_the_value_loss_reaches_the_policy() -> None:
 
 
 def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
-    """Values are read where a sampled token is predicted, tool tokens skipped; with lambda 1 returns are rewards."""
     groups = [[multi_turn(e) for e in group] for group in episodes(start, [[0, 1, 1], [1, 0, 0.5]])]
     model = copy.deepcopy(start)
     learner = Learner(model, config(algo=GAE))

@@ -62,7 +62,6 @@ def sequences(one: Episode) -> list[Segment]:
 
 
 def group(model: Any, *shapes: list[Said], rewards: tuple[float, ...]) -> list[Episode]:
-    """Episodes of one group with the model's own log-probabilities."""
     out = []
     for n, (said, reward) in enumerate(zip(shapes, rewards, strict=True)):
         one = episode(said, f"e{n}", reward, sample=n)
@@ -122,7 +121,6 @@ def test_the_gradient_is_that_of_the_hand_built_sequences(
 
 
 def test_seq_mean_weighs_branches_and_episode_mean_rollouts(start: Any) -> None:
-    """Three branches of 3, 2 and 1 trained tokens beside a chain of 6."""
     weights = {}
     for aggregation in ("seq_mean", "episode_mean", "token_mean"):
         algo = {"advantage": "dr_grpo", "aggregation": aggregation}
@@ -144,7 +142,6 @@ def test_explicit_parents_of_a_chain_change_nothing_at_all(start: Any) -> None:
 
 
 def test_what_is_recorded_of_a_token_is_recorded_where_it_stands(start: Any) -> None:
-    """Log-probabilities, reference and values of shared tokens are those of the first branch."""
     one, other = group(start, sub_agent(), chain(), rewards=(1.0, 0.0))
     algo = {"advantage": {"name": "gae", "gamma": 0.9}, "kl_coef": 0.1, "minibatches": 1}
     model = copy.deepcopy(start)
@@ -189,7 +186,6 @@ def test_a_correction_reads_the_sampler_of_the_same_tokens(start: Any) -> None:
 
 
 def test_credit_follows_the_path_by_hand() -> None:
-    """`three_leaves`: turns 0 → 1 → {2, 3 are assistants 1 and 2}, and a second answer to the prompt."""
     one = episode(three_leaves(), reward=2.0)
     one = one.with_(
         turns=tuple(replace(t, reward=0.5) if t.index in (2, 4) else t for t in one.turns)

@@ -112,7 +112,6 @@ def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, na
 def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
     model: Any, start: Any, aggregation: str
 ) -> None:
-    """Of the loss of one on-policy step: advantage over the number of tokens, or over sequences and their lengths."""
     groups = episodes(model, SPREAD)
     update = Learner(model, config(algo={"aggregation": aggregation})).update(groups, 0)
     flat = [episode for group in groups for episode in group]
@@ -147,7 +146,6 @@ def test_later_epochs_are_clipped_against_the_first_log_probabilities(model: Any
 
 
 def test_truncated_sampling_is_corrected(model: Any) -> None:
-    """Where fewer tokens were to be had, the sampler's probability was higher: such tokens count less."""
     groups = episodes(model, SPREAD)
     plain = Learner(copy.deepcopy(model), config()).update(groups, 0)
     higher = [
@@ -237,7 +235,6 @@ def test_what_cannot_be(model: Any) -> None:
 
 
 def test_a_reference_pulls_back(model: Any, start: Any) -> None:
-    """With nothing but the KL term the weights stay; away from the reference they move towards it."""
     groups = episodes(model, [[1, 1]])
     learner = Learner(model, config(algo={"kl_coef": 1.0}), reference=start)
     found = learner.update(groups, 0)

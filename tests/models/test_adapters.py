@@ -83,7 +83,6 @@ def test_rslora_scales_by_the_root(model: Path) -> None:
 
 
 def steps(model: torch.nn.Module, settings: TrainConfig, count: int = 5) -> Any:
-    """Train a little network; returns its optimizer."""
     optimizer = make_optimizer(model, settings)
     for n in range(count):
         for group in optimizer.param_groups:
@@ -214,7 +213,6 @@ def adapter(folder: Path, base: Path, model: Path) -> Path:
 def test_an_adapter_is_loaded_and_merged_over_its_own_base_without_a_word(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Over a model of one's own named tiny-agent; neither bars nor warnings."""
     from agentrl_cli.models.merge import merge
 
     folder = adapter(tmp_path / "adapter", source, source)
@@ -302,7 +300,6 @@ def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(
 
 
 def unusable(folder: Path, kind: str) -> Path:
-    """A folder of a model that cannot be trained."""
     given: dict[str, Any] = json.loads((folder / "config.json").read_text())
     changes: dict[str, dict[str, Any]] = {
         "awq": {"quantization_config": {"quant_method": "awq", "bits": 4}},

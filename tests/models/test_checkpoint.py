@@ -40,14 +40,12 @@ def model_of(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def dead() -> int:
-    """The id of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
 def fake(folder: Path, text: str = "") -> Path:
-    """A folder that looks whole."""
     folder.mkdir(parents=True)
     for name in ("trainer.pt", "config.json", "model.safetensors"):
         (folder / name).write_text(text)
@@ -124,7 +122,6 @@ def replace_and_die(new: Path, place: Path) -> None:
 
 
 def test_the_place_is_never_a_torn_folder(tmp_path: Path) -> None:
-    """Killed by SIGKILL while the old folder is deleted: the new one stands there whole."""
     folders = fake(tmp_path / "next", "new"), fake(tmp_path / "last", "old")
     process = multiprocessing.get_context("fork").Process(target=replace_and_die, args=folders)
     process.start()
@@ -136,7 +133,6 @@ def test_the_place_is_never_a_torn_folder(tmp_path: Path) -> None:
 
 
 def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path) -> None:
-    """As on a full disk: the name of the new one could not be written."""
     old = fake(tmp_path / "last", "old")
     with pytest.raises(OSError):
         replace_folder(tmp_path / "never written", old)

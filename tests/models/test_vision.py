@@ -145,7 +145,6 @@ async def episodes(loaded: Any, turns: Sequence[str], count: int = 2, **more: An
 
 
 def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) -> None:
-    """Placeholders become as many tokens as the processor makes patches; the delta is what a full rendering has."""
     loaded = load_policy(str(folder), Config(), base=folder)
     chat, reader = loaded.chat, reader_of(loaded.model)
     assert chat.images is not None and reader is not None and chat.shows_images
@@ -201,7 +200,6 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
 
 
 def test_rows_with_images_and_videos(tmp_path: Path) -> None:
-    """Texts, columns, OpenAI's parts; a video's frames; the store keeps the bytes of a prompt once."""
     (tmp_path / "red.png").write_bytes(RED)
     moving = io.BytesIO()
     frames = [Image.new("RGB", (8, 8), (n * 20, 0, 0)) for n in range(10)]
@@ -283,7 +281,6 @@ async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_th
 
 
 def test_what_functions_answer_as_pictures() -> None:
-    """A PIL image, and content blocks; a list that only looks like blocks stays JSON."""
     image = Image.new("RGB", (24, 16), (255, 0, 0))
     assert as_result(image) == ToolResult("", images=(RED,))
     blocks = [
@@ -314,7 +311,6 @@ def test_what_functions_answer_as_pictures() -> None:
 async def test_batched_sampling_and_training_equal_a_plain_forward(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Images of two sizes in prompts, a video as frames, and images of tools, in one batch; gradients too."""
     folder = vision_folder(tmp_path, family)
     config = Config.model_validate(
         {"rollout": {"max_new_tokens": 200, "max_tokens": 1500, "max_turns": 2}}
@@ -373,7 +369,6 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
 
 @pytest.mark.parametrize("family", ["Qwen3-VL", "Gemma 3", "SmolVLM"])
 def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) -> None:
-    """Placeholders, texts between tiles and around images; origins and the delta of a tool's answer with them."""
     loaded = load_policy(str(vision_folder(tmp_path, family)), Config(), base=tmp_path)
     chat, reader = loaded.chat, reader_of(loaded.model)
     assert reader is not None

@@ -289,7 +289,6 @@ def test_backends_are_looked_up_by_name(tmp_path: Path, model: Path) -> None:
 
 
 def test_eval_with_a_text_only_server(tmp_path: Path, model: Path) -> None:
-    """`agentrl eval` against an OpenAI-compatible endpoint, messages and all."""
     bodies: list[dict[str, Any]] = []
 
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -335,8 +334,6 @@ def test_eval_with_a_text_only_server(tmp_path: Path, model: Path) -> None:
     ],
 )
 async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
-    """Messages, and the texts of completions."""
-
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"choices": [bad]}
 

@@ -57,7 +57,6 @@ def remote(url: str) -> list[str]:
 
 
 async def chat(url: str, db: Path) -> list[dict[str, Any]]:
-    """Return the events of a chat in which one thing is said."""
     _, events = await serve(
         [{"op": "user", "text": "hi"}], "--pack", "calc-task", "--db", str(db), *remote(url)
     )

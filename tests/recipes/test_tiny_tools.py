@@ -204,7 +204,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SOME = 4000
 PLAN = Plan(**load_yaml(ROOT / "recipes" / "tiny_tools" / "recipe.yaml"))
 ROWS = "3e3bd4e596744195c84d9951be1794878b1f49f7a765554aaff97fa5c0811d25"
-"""Of 200 rows and 200 drills."""
 SHARED = {"run_python", "crop"}
 """Tools of packs that the data may have by name: code-task's, with programs of other wordings, and that of shapes-task,
 whose model is another."""
@@ -216,7 +215,6 @@ def drawn() -> list[Row]:
 
 
 def calls(one: Row) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(number of the assistant turn, tool, arguments)"""
     turns = [message for message in one.messages if message["role"] == "assistant"]
     for number, message in enumerate(turns):
         for each in message.get("tool_calls", ()):
@@ -283,7 +281,6 @@ def test_every_call_that_is_learned_fits_its_schema_and_is_to_a_tool_of_the_prom
 
 
 def test_arguments_stand_in_the_conversation_before_the_call() -> None:
-    """A model can read them, but for a capital at the beginning; those of a second step are the first one's result."""
     for one in drawn():
         if one.family not in (
             "one",
@@ -318,7 +315,6 @@ def test_a_mistake_is_corrected_and_not_learned() -> None:
 
 
 def test_no_row_of_a_pack_is_in_it() -> None:
-    """Over every 16th row that the recipe trains on: no question of any split, and no 13 words in a row of one."""
     questions, grams = set(), set()
     for name in pack_names():
         for path in sorted((find_pack(name) / "data").glob("*.jsonl")):

@@ -117,7 +117,6 @@ LATER = (
 def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(
     tmp_path: Path,
 ) -> None:
-    """Two folders with files of the same names keep them apart; the files of one folder share each."""
     before = [*sys.path]
     for name, stock in (("one", "{'bolt': 3}"), ("two", "{'bolt': 5, 'nut': 1}")):
         files = {

@@ -50,7 +50,6 @@ def attempt(
     stop: StopReason = StopReason.STOP,
     **fields: Any,
 ) -> Episode:
-    """An attempt at a task: the question, a call with its answer if there is one, and the last turn."""
     made = ids or (5, 6, number + 7)
     origin = [Origin.USER, Origin.USER, *[Origin.MODEL] * len(made)]
     tokens = Tokens.from_ids([1, 2, *made], origin)
@@ -76,7 +75,6 @@ def call(**arguments: Any) -> ToolCall:
 
 
 def tasks(count: int, split: str = "train", first: int = 0) -> dict[str, Task]:
-    """Rows whose answers are 7, 8, …"""
     return {
         f"{split}{n}": Task(f"{split}{n}", "p", "f", split, ({"role": "user", "content": str(n)},), {"answer": n})
         for n in range(first, first + count)

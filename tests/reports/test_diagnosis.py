@@ -51,7 +51,6 @@ def test_every_rule_has_a_planted_case_a_stage_and_a_place_in_stop_on() -> None:
 
 @pytest.mark.parametrize("file", ["learning", "packs", "algorithms"])
 def test_the_learning_tables_good_runs_raise_nothing(file: str) -> None:
-    """At every step, as alerts would, and at the end; the run that collapsed is named in the step in which it does."""
     runs = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())["results"]
     checked = 0
     for one in runs:
@@ -171,7 +170,6 @@ def test_texts_have_no_names_of_metrics() -> None:
 
 
 def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
-    """The same words in text and JSON, from recorded steps and episodes; an episode has its reasons."""
     where, seen = ["--db", str(tmp_path / "a.db")], PLANTED["tools"]
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("r", "demo", status="finished", config=CONFIG))

@@ -80,8 +80,6 @@ def pages(db: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 class Tags(HTMLParser):
-    """The elements of a page and every attribute."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []

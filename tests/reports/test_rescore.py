@@ -25,7 +25,6 @@ def words(episode, ctx):
 
 
 def train(folder: Path, **sections: Any) -> Path:
-    """Trains two steps on the bandit; returns the store."""
     model = write_model(folder / "model")
 
     async def run() -> None:
@@ -46,7 +45,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rescore(trained: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs `agentrl rescore` on that store, with mine.py in the working folder."""
     return Cli(capfd, trained.parent.parent, "--db", str(trained))
 
 

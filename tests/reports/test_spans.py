@@ -79,7 +79,6 @@ def test_spans_of_an_episode() -> None:
 
 
 def test_spans_of_others_begin_when_a_tool_did() -> None:
-    """The time of an imported call follows its begin, as far as the next request; native ones end there."""
     tool = Turn(2, "tool", (), 0, 0, results=(ToolResult("x", seconds=1.5),), started=104.0)
     turns = (*TEN[:2], tool, *TEN[3:])
     assert ("tool", 4.0, 1.5, "2 2×a") in rows(made(turns=turns, kind="import"))

@@ -68,7 +68,6 @@ def right(episode: Episode, ctx: Any) -> float:
 def rollout_of(
     *rewards: Reward, tools: tuple[Any, ...] = (), hooks: tuple[object, ...] = (), **limits: Any
 ) -> tuple[Rollout, list[Job]]:
-    """A rollout, and six jobs of it."""
     made = rewards or (Reward("right", right),)
     pack = Pack.of("p", [{"prompt": "Go."}], made, tools=tools)
     config = Config.model_validate({"rollout": {"max_tokens": 2000, **limits}})
@@ -80,14 +79,11 @@ def rollout_of(
 
 
 def in_world(rollout: Rollout, world: type[Env]) -> Rollout:
-    """The rollout with an environment of the pack's own."""
     module: Any = SimpleNamespace(make_env=lambda task: world())
     return rollout.with_(packs={"p": replace(rollout.context.packs["p"], module=module)})
 
 
 def ends(words: str, *, later: bool) -> Callable[..., Any]:
-    """Code that ends as `words` say for the second sample: as a coroutine function or a plain one."""
-
     def end(sample: int) -> float:
         if sample == 1:
             raise ENDINGS[words] or asyncio.CancelledError()
@@ -188,8 +184,6 @@ async def test_a_grader_s_task_that_ends_the_process_masks_its_episode(words: st
 
 
 def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
-    """Python's handler, asyncio's, and a project's own handler: each raises in the running code."""
-
     def handler(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
@@ -212,7 +206,6 @@ def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
 
 
 async def test_graders_that_sleep_hold_neither_the_others_nor_the_loop() -> None:
-    """Each waits until all twelve do, and then for the event loop."""
     all_wait, let = threading.Barrier(12), threading.Event()
 
     def slow(episode: Episode, ctx: Any) -> float:

@@ -169,7 +169,6 @@ def test_scored_has_a_text() -> None:
 
 
 async def test_the_response_is_its_ids_decoded_or_without_a_tokenizer_its_texts() -> None:
-    """Of the conversation that the agent ended with; a second agent is not part of it."""
     assert context().response(episode()) == "1 2 3 4 5 6"
     texts = context(decode=None)
     assert texts.response(episode()) == "\n5\nIt is 5."
@@ -315,7 +314,6 @@ async def test_a_judge_that_fails_masks_the_episode(
 
 
 async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
-    """A 200 without a text is a failure of the server like any other; what it counts does not matter."""
     spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
     fake.answers = [{"error": "loading"}, spoilt]
     judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here")
@@ -378,7 +376,6 @@ def test_settings_of_a_judge_are_checked() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random sequence classifier with one output, and the bundled tokenizer."""
     import shutil
 
     import torch

@@ -46,7 +46,6 @@ def call(**arguments: Any) -> ToolCall:
 def episode(
     *steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | None = None, **given: Any
 ) -> Episode:
-    """Assistant and tool turns in turn; a step without results is an answer."""
     turns: list[Turn] = []
     spans: list[Tokens] = []
     end = 0

@@ -98,8 +98,6 @@ def rollout_of(
 
 
 class Noting(ScriptedPolicy):
-    """Notes how each turn is sampled."""
-
     def __init__(self, replies: Any) -> None:
         super().__init__(replies, BYTES)
         self.seen: list[Sampling] = []
@@ -111,7 +109,6 @@ class Noting(ScriptedPolicy):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A store with one run."""
     with Store.open(tmp_path / "a.db") as opened:
         opened.runs.add(RunRow(id="r1", name="fox"))
         yield opened
@@ -361,7 +358,6 @@ async def hang_shortly() -> None:
 
 
 async def test_no_episode_is_masked_because_the_model_is_slow() -> None:
-    """Its turns take many times what an episode may take; limits are on their number and their tokens."""
     slow = ScriptedPolicy([call("hang"), "5"], BYTES, delay=0.2)
     episode = await attempt(pack_of(tools=[hang_shortly]), slow, episode_timeout=0.1)
     assert episode.outcome is Outcome.SOLVED and observations(episode)[0].error == "timeout"
@@ -457,8 +453,6 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
 
 
 async def test_a_store_that_fails_ends_the_run_and_masks_nothing(store: Store) -> None:
-    """A full disk is not the fault of the episode: it stays unfinished, and a resume makes it again."""
-
     class Full(Episodes):
         broken = True
 
@@ -501,7 +495,6 @@ async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(store
 
 
 async def test_a_cancelled_run_stores_what_was_running_as_cancelled(store: Store) -> None:
-    """Even what cannot be freed: a resume makes it again; an error would be kept."""
     pack = pack_of(tools=[Sticky()])
     rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
     jobs = [job_of(pack, sample=n, run_id="r1", step=1) for n in range(3)]
@@ -635,8 +628,6 @@ async def test_a_training_episode_ends_at_its_first_structural_drift(
 
 
 class Draws(Hook):
-    """Forces the first token of the second turn."""
-
     def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling | None:
         return replace(sampling, allow=lambda out: [7] if not out else None) if turn == 1 else None
 
@@ -668,14 +659,11 @@ async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
 
 
 class More(Hook):
-    """Asks for more tokens than any episode has."""
-
     def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
         return replace(sampling, max_new_tokens=10**6)
 
 
 async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_for() -> None:
-    """Beyond `max_new_tokens`, but never beyond the episode: what a hook asks for is not what may be trained."""
     pack = pack_of()
     prompt = len((await attempt(pack, ["5"])).tokens) - 2
     rollout = rollout_of(pack, ["x" * 500], More(), max_tokens=prompt + 200, max_new_tokens=20)
@@ -685,8 +673,6 @@ async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_
 
 
 class Counted(ScriptedPolicy):
-    """Notes which episodes it had to forget."""
-
     released: tuple[str, ...] = ()
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:

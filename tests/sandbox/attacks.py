@@ -39,12 +39,10 @@ ALONE = ("fork-bomb", "shell-fork-bomb", "many-threads", "daemon", "daemon-holds
 
 @cache
 def attacks() -> tuple[Attack, ...]:
-    """Return all of them, the self-test's first."""
     return (*parse_attacks(), *parse_attacks(Path(__file__).with_suffix(".txt")))
 
 
 def contained_attacks() -> list[Attack]:
-    """Return those that a sandbox has to contain: all but the channels that stay open."""
     return [one for one in attacks() if "stays" not in one.flags]
 
 

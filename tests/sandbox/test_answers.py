@@ -250,7 +250,6 @@ echo $n
 
 
 async def test_nothing_is_started_between_two_answers(sandbox: Sandbox) -> None:
-    """By a session that goes on for a moment after its answer."""
     if sandbox.level != "ns":
         pytest.skip("elsewhere /proc shows more than the box")
     session = await sandbox.session()

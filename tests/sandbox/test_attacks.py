@@ -77,7 +77,6 @@ async def test_grading_has_runners_of_its_own_and_takes_no_locks(level: str) -> 
 
 
 async def test_the_suite_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    """A channel that stays open is measured, and does not count as a failure."""
     await (await opened("ns")).close()
     assert await main("ns", ["odd-bytes", "hidden-calls-by-access-times"]) == 0
     shown = capsys.readouterr().out

@@ -87,7 +87,6 @@ def _read(folder: Path, *names: str) -> list[str]:
 
 
 def _dead_owner() -> str:
-    """The name of a process that lives no more."""
     with subprocess.Popen(["sleep", "3600"]) as left:
         name = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
         left.kill()

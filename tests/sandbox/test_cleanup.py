@@ -53,7 +53,6 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
 
 
 def _rows(project: Path) -> list[Path]:
-    """The store, once it holds something."""
     return [
         file for file in (project / "runs").glob("agentrl.db-wal") if file.stat().st_size > 400_000
     ]
@@ -171,7 +170,6 @@ MANY = "import os\nfor n in range(8_000):\n    os.mkdir(f'd{n}'); os.symlink('x'
 async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leaves_nothing() -> (
     None
 ):
-    """At the level without a file system of its own; the runner opens other boxes while a folder is deleted."""
     async with await open_sandbox(
         backend="landlock", min_level="landlock", workers=1, wall=20.0, inodes=2000
     ) as sandbox:

@@ -45,7 +45,6 @@ def api() -> Any:
 
 
 def _of(api: Any, pid: int) -> list[str]:
-    """Containers of a process."""
     found = api.containers(all=True, filters={"label": container.LABEL})
     return [one["Id"] for one in found if one["Labels"]["agentrl.process"].startswith(f"{pid}-")]
 

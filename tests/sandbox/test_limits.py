@@ -50,7 +50,6 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> No
 async def test_the_name_of_an_exception_is_shown_without_control_characters(
     session: Session,
 ) -> None:
-    """People read it in their terminal, and a class may have any name."""
     odd = "raise type('\\x1b[2J\\n', (Exception,), {})('text')"
     for result in (await session.cell(odd), await session.run(odd)):
         assert (result.status, result.detail) == (Status.EXCEPTION, "\\x1b[2J\\n")
@@ -141,7 +140,6 @@ async def test_a_limit_that_a_command_meets_is_named_and_counted(
 
 
 def as_command(code: str) -> str:
-    """The shell command that runs Python code in a process of its own."""
     return f"python3 -S - <<'END'\n{code}\nEND"
 
 

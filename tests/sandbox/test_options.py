@@ -172,7 +172,6 @@ async def _available() -> None:
 async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(
     sandbox: Sandbox,
 ) -> None:
-    """Its prefix may be a home folder."""
     if sys.base_prefix.startswith("/usr") or sandbox.level != "ns":
         pytest.skip("the interpreter is the system's")
     seen = await sandbox.run(f"import os; print(*sorted(os.listdir({sys.base_prefix!r})))")

@@ -25,7 +25,6 @@ from tests.helpers.sandbox import open_sandbox
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    """One of its own for each test: they kill and exchange its runners."""
     async with await open_sandbox(workers=1, wall=2.0) as opened:
         yield opened
 
@@ -144,7 +143,6 @@ async def test_a_weaker_level_is_an_error_and_never_a_fallback() -> None:
 
 
 def the_process(sandbox: Sandbox) -> subprocess.Popen[bytes]:
-    """The process of the one runner."""
     (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process)
     return runner.process
@@ -221,8 +219,6 @@ async def test_an_answer_during_a_busy_event_loop_counts() -> None:
 
 
 class Own(Process):
-    """A backend of a project's own."""
-
     level = "landlock"
 
 

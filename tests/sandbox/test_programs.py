@@ -104,7 +104,6 @@ for name in os.listdir("/proc"):
 
 
 async def test_a_session_process_resumed_by_a_program_is_paused_again(session: Session) -> None:
-    """Its threads would go on between calls, unwatched."""
     assert (await session.cell(THREAD)).ok
     assert (await session.run(WAKES)).ok
     await asyncio.sleep(2.0)

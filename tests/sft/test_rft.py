@@ -167,7 +167,6 @@ def batches_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int |
 def test_episodes_and_demonstrations_in_one_step(
     project: Path, cli: Cli, batches_seen: list[tuple[list[str], int | None]]
 ) -> None:
-    """A quarter of every step's sixteen rows are the pack's demonstrations, the rest are episodes by their own ids."""
     (project / "task.py").write_text((project / "task.py").read_text() + DEMONSTRATIONS)
     where = ["--project", str(project)]
     words = "sft both --from-store kind:train --demonstrations 0.25 --steps 2 --lr 0.01".split()
@@ -181,7 +180,6 @@ def test_episodes_and_demonstrations_in_one_step(
 def test_a_cold_start_from_demonstrations_alone(
     cli: Cli, model: Path, batches_seen: list[tuple[list[str], int | None]]
 ) -> None:
-    """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
     folder = write_project(cli.folder, model, train={"token_budget": 64})
     words = "--steps 12 --lr 0.02".split()
     cli("sft", "none", *words, code=2, said="has no demonstrations")

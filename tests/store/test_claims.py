@@ -30,7 +30,6 @@ from tests.trainer.test_resume import EPISODES, STEPS, ending, only_run, plan, p
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
-    """How the uninterrupted run ends."""
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
     code, output = spawn(project, "train")
     assert code == 0, output
@@ -164,7 +163,6 @@ def test_a_claim_beats_and_is_given_back(tmp_path: Path) -> None:
 
 
 def test_two_resumes_at_once(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
-    """One trains, the other is refused."""
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", 2 * EPISODES + 4)
     assert spawn(project, "train")[0] == -signal.SIGKILL
@@ -282,7 +280,6 @@ def test_two_that_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_run_without_a_folder_goes_on(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
-    """Its settings are in its row; a config.yaml that happens to lie in the working folder is not its own."""
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", 3)
     assert spawn(project, "train")[0] == -signal.SIGKILL

@@ -126,7 +126,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[dict[s
 def test_killed_between_commits_again_and_again(
     tmp_path: Path, model: Path, whole: tuple[dict[str, Any], int]
 ) -> None:
-    """Five kills of one run, each before another commit: within a step, after it, around checkpoints, evaluations."""
     found, count = whole
     project, rng = project_of(tmp_path / "project", model), random.Random(5)
     code, output = spawn(

@@ -28,7 +28,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """A store file, opened without us."""
     Store.open(path).close()
     conn = sqlite3.connect(path, isolation_level=None)
     yield conn

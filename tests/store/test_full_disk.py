@@ -64,7 +64,6 @@ def read_only(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a short training."""
     model = write_model(tmp_path_factory.mktemp("model") / "random")
     train = {"steps": 2, "save_every": 1, "keep_last": 9}
     project = write_project(tmp_path_factory.mktemp("full") / "project", model, train=train)
@@ -75,7 +74,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sentence(found: tuple[int, str]) -> str:
-    """The one line that says what went wrong."""
     code, output = found
     if code == NOT_ALLOWED:
         pytest.skip(f"no file system may be mounted here: {output}")

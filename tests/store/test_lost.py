@@ -127,7 +127,6 @@ def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(
 
 
 def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path, cli: Cli) -> None:
-    """One page of token arrays, which a resume itself might not read."""
     project, code, output = training(tmp_path / "project", model, "log")
     assert code == 3, output
     path = project / "runs" / "agentrl.db"
@@ -150,7 +149,6 @@ def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model
 
 @pytest.mark.parametrize("name", ["", "-wal", "-shm", "replaced"])
 def test_the_next_commit_notices(tmp_path: Path, name: str) -> None:
-    """Another file in its place is left alone."""
     path, other = tmp_path / "agentrl.db", tmp_path / "other.db"
     with Store.open(other) as store:
         store.runs.add(RunRow(id="r2", name="replaced"))

@@ -24,7 +24,6 @@ from tests.helpers.train import spawn, write_model, write_pack, write_project
 
 RUN = "bandit-grpo"
 BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
-"""Migrations of an old store."""
 
 
 def files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -40,7 +39,6 @@ def files(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def trained(folder: Path, **sections: Any) -> Path:
-    """A project that keeps its model, its hook and its pack inside, all named by absolute paths, trained for a step."""
     project = folder / "before"
     model = write_model(project / "models" / "base")
     write_pack(project / "packs" / "bandit")
@@ -64,7 +62,6 @@ def trained(folder: Path, **sections: Any) -> Path:
 
 
 def texts(db: Path) -> str:
-    """All text of a store, bulk excepted."""
     with contextlib.closing(sqlite3.connect(db)) as conn:
         tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
         return "\n".join(

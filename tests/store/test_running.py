@@ -37,7 +37,6 @@ def part(episode: Episode, turn: Turn) -> Tokens:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> None:
-    """Several at once, turns interleaved, repeated, written by flushes, transactions and readers at any moment."""
     rng = np.random.default_rng(seed)
     episodes = [
         random_episode(rng, run_id="r1", step=1, group_id="g", sample=n, kind="train")
@@ -225,7 +224,6 @@ with Store.open(sys.argv[1]) as store:
 
 
 def test_kill_9_takes_no_more_than_the_last_moment(tmp_path: Path) -> None:
-    """What another process could see stays, and so does all that was written before it."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "a.db")], stdout=subprocess.PIPE, text=True
     )

@@ -185,7 +185,6 @@ def _add(
 
 
 def write(store: Store, episode: Episode) -> None:
-    """As a rollout does it: start, turn by turn, finish."""
     store.episodes.start(
         episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None)
     )

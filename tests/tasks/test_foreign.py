@@ -47,7 +47,6 @@ def test_nothing_of_a_text_steers_a_terminal() -> None:
 
 
 def on_terminal(*command: str, cwd: Path) -> bytes:
-    """What a command writes to a terminal."""
     main, end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(

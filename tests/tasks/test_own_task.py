@@ -151,7 +151,6 @@ def test_a_table_that_is_no_rows_says_what_it_has(
 
 
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:
-    """Word for word the same: left out and counted. With another answer: refused. With other fields: both are kept."""
     file, row = tmp_path / "a.jsonl", {"prompt": "2+3?", "answer": 5}
     file.write_text(
         "".join(json.dumps(one) + "\n" for one in (row, {**row, "id": "x"}, {**row, "answer": 6}))
@@ -171,7 +170,6 @@ def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_pat
 def test_files_beside_a_tool_and_an_agent_come_along(
     init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they import, what that imports, and what they name; nothing else of the folder."""
     (tmp_path / "shop" / "units").mkdir(parents=True)
     for name, text in {
         "look.py": 'from db import STOCK\n\ndef stock(name: str) -> int:\n    """How many {name} there are."""\n'
@@ -264,7 +262,6 @@ def test_a_teacher_warms_a_model_up_on_what_it_solved(
 
 
 def episodes(*solved: str) -> list[Episode]:
-    """A text of 0 and 1 for each task."""
     return [
         Episode(
             f"{task}-{n}",
@@ -294,7 +291,6 @@ def test_the_estimate_of_groups_with_spread() -> None:
 def test_the_tutorials_run_as_written(
     page: str, init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command of their console blocks, in order; what takes minutes is made shorter, and screens are printed."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = [
         line

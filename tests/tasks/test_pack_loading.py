@@ -311,7 +311,6 @@ def test_an_adapter_is_planned_for_on_its_base(tmp_path: Path) -> None:
 
 
 async def test_the_reference_is_what_the_training_started_from(tmp_path: Path) -> None:
-    """KL to the adapter it began with, not to the base under it; and the run in the store names that adapter."""
     base = write_model(tmp_path / "base")
     start = tmp_path / "start"
     config = Config.model_validate(

@@ -45,7 +45,6 @@ def test_fields_are_declared() -> None:
 
 
 async def test_packs_mix_in_one_run_with_results_per_pack() -> None:
-    """Solvers of three packs side by side, the third one wrong: each task has its own pack's tools, user and grader."""
     names = ("sql-task", "parallel-task", "guess-task")
     packs = {name: load_pack(name) for name in names}
     chat = Chat(ByteTokenizer())

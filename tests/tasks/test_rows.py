@@ -38,7 +38,6 @@ OWN = {"prompt": [{"role": "user", "content": "Say a."}], "solution": "a"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A pack with one tool, `lookup`, and no rows of its own."""
     shutil.copytree(packs_dir() / "echo-task", tmp_path / "p")
     spec = (tmp_path / "p" / "task.yaml").read_text().replace("row: [answer]\n", "")
     (tmp_path / "p" / "task.yaml").write_text(spec)
@@ -182,7 +181,6 @@ def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
-    """`datasets` loads a folder of files by the same call as a name of the hub."""
     pytest.importorskip("datasets")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps(GSM8K) + "\n")
@@ -200,7 +198,6 @@ def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_dataset_that_was_saved_to_disk(folder: Path) -> None:
-    """Arrow files, a dataset alone or with its splits, beside task.yaml; a bad row is reported with its number."""
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     rows = datasets.Dataset.from_list([GSM8K, {**GSM8K, "answer": "#### 7"}])

@@ -54,7 +54,6 @@ def test_no_question_stands_in_two_splits_or_in_a_warm_up() -> None:
 
 
 def test_the_shipped_recipes_demonstrate_what_they_did_before_rows_were_left_out() -> None:
-    """Leaving out the rows of `data/` leaves out none: a recipe still makes the model that ships."""
     recipe = parse_recipe(load_yaml(TINY_AGENT), TINY_AGENT)
     packs = {name: load_pack(name) for name in recipe.packs}
     bare = {name: dataclasses.replace(pack, rows=()) for name, pack in packs.items()}

@@ -63,7 +63,6 @@ def everything(text: str, count: int, mode: str = "fast") -> str:
 
 
 def test_schema_from_hints_and_docstring() -> None:
-    """Types have a table of their own in test_schema.py."""
     assert tool_schema(everything)["function"] == {
         "name": "everything",
         "description": "Do everything at once.",
@@ -332,8 +331,6 @@ def test_command_lists_shows_and_calls(cli: Cli) -> None:
 
 
 async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
-    """Also what no exception handler expects: a script's exit, and the end of an iterator."""
-
     def leaves() -> str:
         raise SystemExit(3)
 
@@ -348,7 +345,6 @@ async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
 
 
 def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
-    """Its time is over, the episode went on, the log reports it once, and Python ends without it."""
     code = """
 import asyncio, time
 from agentrl_cli.hooks.threads import in_thread, thread_metrics

@@ -151,7 +151,6 @@ def test_the_checkpoint_from_which_most_was_solved() -> None:
 
 
 def test_the_rate_after_a_fall() -> None:
-    """A third after a rise; a fifth of what its sound steps had, warm-up included, if it never rose."""
     rates = [0.002, 0.004, 0.006, 0.008, 0.01, 0.01, 0.01]
     rose = steps([0.2, 0.2, 0.2, 0.4, 0.6, 0.6, 0.6], learning_rate=rates)
     assert lower(0.01, rose, 7) == 0.00333

@@ -55,7 +55,6 @@ async def cancelled_in_a_step(
 async def trained(
     trainer: Trainer, groups: Sequence[Sequence[Episode]], disturbed: bool
 ) -> dict[str, torch.Tensor]:
-    """The weights after UPDATES updates on the same episodes."""
     policy, step, turns = trainer.policy, SlowStep(), []
     assert isinstance(policy, LocalPolicy)
     if disturbed:
@@ -112,7 +111,6 @@ async def test_who_cancels_a_turn_can_wait_until_its_step_is_over(waits: str) ->
 
 
 async def test_a_model_that_was_changed_is_named_without_internals() -> None:
-    """What transformers calls was replaced by now: a sentence and a command, in sampling and in learning."""
     policy, packed = (
         policy_of(tiny()),
         pack([[Segment(np.arange(6, 12, dtype=np.int32), np.arange(6) > 2)]]),

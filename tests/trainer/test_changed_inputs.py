@@ -75,7 +75,6 @@ def cut(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 @pytest.fixture
 def project(cut: Path, tmp_path: Path) -> Path:
-    """The project of a copy."""
     return Path(shutil.copytree(cut, tmp_path / "copy")) / "project"
 
 
@@ -134,7 +133,6 @@ def state(project: Path) -> list[tuple[object, ...]]:
 
 
 def prompts(episodes: list[Episode]) -> dict[str | None, set[str]]:
-    """Group to its prompts."""
     found: dict[str | None, set[str]] = {}
     for episode in episodes:
         if episode.turns:
@@ -166,7 +164,6 @@ def test_a_cut_group_is_not_continued_with_something_else(
 
 
 def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
-    """A row, the code and the tokenizer have changed."""
     was = [e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)]
     cut = {e.id for e in was if e.group_id == "000002-001"}
     assert 2 <= len(cut) < 4
@@ -203,7 +200,6 @@ def check_whole(after: list[Episode]) -> None:
 
 
 def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -> None:
-    """The step is sampled whole: all of its groups are of the old version, and the next step is of the new one."""
     project = killed(tmp_path, model, cut=False)
     change_pack(project)
     text = (project / "task.yaml").read_text().replace("Say tokens", "Write tokens")
@@ -303,7 +299,6 @@ def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_p
 
 
 def test_an_agents_command_may_hold_any_text(tmp_path: Path) -> None:
-    """A script as one word is too long for a file's name; a program that is named is compared by its content."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "Go."}\n')
     (tmp_path / "play.py").write_text("print(1)\n")

@@ -28,7 +28,6 @@ ADAPTER = {"enabled": True, "r": 4}
 
 
 def flip(path: Path) -> None:
-    """Turn one bit over, in the middle: among a tensor's numbers, or a text's letters."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -104,7 +103,6 @@ def resume(
 def test_every_damage_of_every_file_falls_back(
     tmp_path: Path, model: Path, adapter: dict[str, Any]
 ) -> None:
-    """With a value head. Undamaged but for its checksums, as older versions wrote it, a checkpoint still loads."""
     run = train(tmp_path, model, adapter=adapter)
     last = Path(run.dir) / "checkpoints" / "last"
     files = sorted(path.name for path in last.iterdir() if path.name != "README.md")
@@ -149,7 +147,6 @@ def test_older_checkpoints_without_checksums(tmp_path: Path, model: Path) -> Non
 
 
 def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
-    """All damaged: from the first step. Loaded halfway, the weights are not those of the first step: an error."""
     run = train(tmp_path, model)
     folders = sorted((Path(run.dir) / "checkpoints").iterdir())
     for folder in folders:
@@ -170,7 +167,6 @@ def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
 
 
 def test_the_ending_is_that_of_an_uninterrupted_run(tmp_path: Path, model: Path) -> None:
-    """A flipped bit of the optimizer in the newest, a torn one before it."""
     weights = []
     for name in ("whole", "damaged"):
         sections: dict[str, Any] = {
@@ -251,7 +247,6 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path: Path, model: Path) -> 
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_path: Path) -> None:
-    """A training goes on while another process opens its newest checkpoint."""
     place, stop = tmp_path / "last", threading.Event()
 
     def write(number: int) -> None:
@@ -275,7 +270,6 @@ def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_pa
 
 
 def test_checksums_that_lie(tmp_path: Path) -> None:
-    """Whatever stands in the file, the answer is a sentence."""
     (tmp_path / "a").write_text("a")
     for text in (
         "",

@@ -35,7 +35,6 @@ def make(source):
 
 
 def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
-    """It fails in its second step, after the checkpoint of the first; and does not start twice at the same step."""
     project = write_project(
         tmp_path, model, remote={"backend": "sampler.py:make"}, train={"steps": 3, "save_every": 1}
     )

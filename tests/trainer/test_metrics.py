@@ -32,7 +32,6 @@ def episode(
     calls: int = 0,
     errors: int = 0,
 ) -> Episode:
-    """A prompt of one token, an assistant turn of `sampled` tokens, its calls and their results."""
     tokens = Tokens.from_ids([1] * (1 + sampled), [Origin.USER, *[Origin.MODEL] * sampled])
     made = tuple(ToolCall(f"c{n}", "f", {}, "") for n in range(calls))
     results = tuple(ToolResult("", error="exception" if n < errors else None) for n in range(calls))
@@ -103,7 +102,6 @@ def test_several_packs_are_distinguished() -> None:
 
 
 def test_cut_episodes_are_counted_and_errors_never_become_zeros() -> None:
-    """A step of nothing but errors has no reward at all, rather than one of 0."""
     cut = episode("a", 0.0, outcome=Outcome.TRUNCATED_TOKENS)
     assert step_metrics([[cut, episode("b", 1.0)]], {})["completions/clipped_ratio"] == 0.5
     bad = [episode(name, 0.0, outcome=Outcome.SANDBOX_ERROR) for name in "ab"]

@@ -96,8 +96,6 @@ def test_a_small_model_is_not_planned_for_before_training() -> None:
 
 
 def test_optimizer_state_by_name() -> None:
-    """Muon keeps one number of a hidden matrix."""
-
     def found(name: str) -> Plan:
         return plan(Config.model_validate({"train": {"optimizer": name}}), bundled_model())
 
@@ -161,7 +159,6 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_gpu(tmp_path: Path)
 
 
 def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:
-    """What torch's allocator has, and with the driver's context; the optimizer's state waits on the CPU meanwhile."""
     folder, gpu_bytes = qwen2_half_billion(tmp_path), 4e9
     found = plan(sections(), folder, gpu_bytes=gpu_bytes)
     assert (
@@ -191,7 +188,6 @@ def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:
 
 
 def test_captured_steps_stay_with_keys_and_values(tmp_path: Path) -> None:
-    """CUDA graphs read the pool where it was captured, so it stays beside the training; by default there are none."""
     folder = qwen2_half_billion(tmp_path)
     found = plan(sections(rollout={"cuda_graphs": "auto"}), folder, gpu_bytes=80e9)
     # 64 rows: logits in 16 bits, and 32 graphs of a guessed 2 MiB
@@ -262,7 +258,6 @@ PARAMETERS = {
     "Qwen2-0.5B": 494_032_768, "Qwen3-0.6B": 596_049_920, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688,
     "Qwen3-4B": 4_022_468_096, "Qwen2.5-7B": 7_615_616_512, "Qwen3-8B": 8_190_735_360,
 }  # fmt: skip
-"""As their model cards have them."""
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +266,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_preset_of_a_small_gpu_trains_what_it_promises(shapes: dict[str, Path]) -> None:
-    """4,399,104 of 498,431,872: counted on the model with its adapter, built without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     assert preset_names() == ["qwen2-0.5b-4gb"]

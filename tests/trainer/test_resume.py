@@ -131,7 +131,6 @@ def ending(project: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
-    """How the uninterrupted run ends."""
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
     code, said = spawn(project, "train")
     assert code == 0, said
@@ -174,7 +173,6 @@ def test_killed_and_resumed_is_never_interrupted(
 
 
 def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
-    """What was finished stays and is not made again, and every attempt of every step is there once, and decided on."""
     ahead: dict[str, Any] = {
         "rollout": {"concurrency": 3, "async_staleness": 1},
         "deterministic": False,

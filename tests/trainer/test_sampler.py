@@ -47,7 +47,6 @@ def project(folder: Path) -> Path:
 
 
 def solved(store: Store, run: Any, tasks: dict[str, tuple[int, int]], step: int = 1) -> None:
-    """Store attempts of a step by hand: task → (solved, tried)."""
     for task, (good, tried) in tasks.items():
         for sample in range(tried):
             outcome = Outcome.SOLVED if sample < good else Outcome.FAILED
@@ -108,8 +107,6 @@ async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, mo
 
 
 class Stop(Hook):
-    """Ends the run within the second step's second round."""
-
     def __init__(self) -> None:
         self.calls, self.most = 0, 10**9
 
@@ -205,7 +202,6 @@ async def test_balance_takes_every_difficulty_in_turn(tmp_path: Path, model: Pat
 
 
 async def test_an_earlier_visit_counts_half(tmp_path: Path, model: Path) -> None:
-    """Of three visits to a task, in steps 1 to 3: 4 of 4 solved, then 1 of 4, then 0 of 2."""
     async with trainer_of(project(tmp_path / "p"), model) as trainer:
         for step, tried in enumerate([(4, 4), (1, 4), (0, 2)], 1):
             solved(trainer.store, trainer.run, {"bandit/train0": tried}, step)

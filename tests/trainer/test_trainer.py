@@ -29,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings(
 async def test_every_episode_has_a_fact_and_every_step_its_metrics(
     tmp_path: Path, model: Path
 ) -> None:
-    """And sampling holds no memory between steps, and the run no signal after its end."""
     seen: list[tuple[int, dict[str, float]]] = []
     held: list[float] = []
 
@@ -116,7 +115,6 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
 
 
 async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
-    """One token a turn, one half of them right by chance: fourteen steps must find out which half."""
     rewards: list[float] = []
     rollout = {"group_size": 8, "prompts_per_step": 4, "max_new_tokens": 1}
     async with trainer_of(
@@ -321,8 +319,6 @@ async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
 
 
 class Diary:
-    """Writes down what it is called with."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -494,7 +490,6 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
 
 
 async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
-    """A pack may lack the split, or the families, that another one has; the limit is each pack's."""
     for name in ("one", "two"):
         write_pack(tmp_path / name)
         text = (tmp_path / name / "task.yaml").read_text()

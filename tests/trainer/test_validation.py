@@ -14,7 +14,6 @@ EVERY = {"steps": 1, "eval_every": 1, "eval_samples": 1}
 
 
 def evaluated(store: Store, run_id: str) -> set[str]:
-    """The tasks of the stored evaluation episodes."""
     return {row.task_id for row in store.episodes.rows(store.episodes.ids("kind:eval", run=run_id))}
 
 

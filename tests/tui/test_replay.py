@@ -128,7 +128,6 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
 async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens come a frame before the panes beside them; what needs more reading comes last."""
     dimmed: list[dict[str, float]] = []
     async with replay(db).run_test(size=(170, 44)) as pilot:
         screen = pilot.app.screen
@@ -607,7 +606,6 @@ async def test_an_episode_is_read_as_messages(page: Path) -> None:
 
 
 async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
-    """Of a prompt and of a tool: in the transcript, large on `I`, and in the reading; the file is written for `o`."""
     pytest.importorskip("PIL")
     from tests.helpers.vision import png
 

@@ -345,7 +345,6 @@ def test_comparing_two_runs(db: Path, cli: Cli) -> None:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Path:
-    """The invented run, whose process is this one, so that it counts as alive."""
     path = tmp_path / "agentrl.db"
     demo.fill(path, steps=40)
     return path
@@ -451,7 +450,6 @@ async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) 
 
 
 def with_a_secret(path: Path) -> None:
-    """A store with an episode `plain` and one that contains a key."""
     episode = demo.episode(demo.Words(), 3, solved=False)
     turn = replace(
         episode.turns[1],

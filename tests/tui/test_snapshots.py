@@ -71,7 +71,6 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The invented run, in a project."""
     folder = tmp_path_factory.mktemp("shots") / "project" / "runs"
     folder.mkdir(parents=True)
     path = folder / "agentrl.db"
@@ -127,7 +126,6 @@ EARLY = {
 
 
 async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
-    """Open a screen over the first one, press its keys, and return what it shows."""
     app = pilot.app
     assert isinstance(app, AgentApp)
     make, keys, marker = SCREENS[name]
@@ -151,7 +149,6 @@ async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_the_screens_are_as_they_were(size: tuple[int, int], db: Path) -> None:
-    """One application shows them all, one after another; every difference is reported."""
     async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
         await until_text(pilot, "grpo-07")
         found = {name: await take_shot(pilot, name, marked=size[0] > 80) for name in SIZES[size]}

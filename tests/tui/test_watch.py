@@ -34,7 +34,6 @@ WIDE, SMALL = (120, 40), (80, 24)
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
-    """The invented run, whose process is this one, so that it counts as alive."""
     path = tmp_path / "agentrl.db"
     demo.fill(path, steps=40)
     return path
@@ -45,7 +44,6 @@ def app(path: Path, run: str = "grpo-07", *, follow: bool = False) -> AgentApp:
 
 
 async def until_lines(pilot: Pilot[int], *texts: str) -> None:
-    """Wait until the screen shows all of them."""
     for text in texts:
         await until_text(pilot, text)
 

@@ -59,7 +59,6 @@ def store(tmp_path: Path) -> Path:
 
 
 async def test_why_a_run_failed(store: Path) -> None:
-    """Runs, failures, an episode in parts, secrets masked; nothing else can be read or changed."""
     before = store.read_bytes()
     words = ["-m", "agentrl_cli", "mcp", "--db", str(store)]
     parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=store.parent)
@@ -101,7 +100,6 @@ async def test_why_a_run_failed(store: Path) -> None:
 
 
 async def test_answers_are_bounded(store: Path) -> None:
-    """A long answer is cut, and continues at an offset."""
     from agentrl_cli.plugins.ask.command import LONGEST, make_server
 
     client = mcp.Client(make_server(store))

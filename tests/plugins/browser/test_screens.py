@@ -43,13 +43,11 @@ def test_tokens_are_compared_whole() -> None:
 
 
 def children(pid: int) -> list[str]:
-    """Process ids of a process's children."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [child for task in tasks for child in task.read_text().split()]
 
 
 async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) -> None:
-    """By the command: the address that it prints, keys to a screen, its end, and a port that is taken."""
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
     port = unused_port()

@@ -44,7 +44,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def swap(folder: Path) -> None:
-    """Let two letters have each other's tokens."""
     file = folder / "tokenizer.json"
     data = json.loads(file.read_text(encoding="utf-8"))
     words = data["model"]["vocab"]
@@ -53,7 +52,6 @@ def swap(folder: Path) -> None:
 
 
 def target_of(project: Path, fault: str, out: Path) -> Path:
-    """Write a merged folder with a planted fault."""
     source, plant = CASES[fault]
     doubled = out.with_name("doubled")
     shutil.copytree(project / "runs" / "bandit-grpo" / "checkpoints" / "last", doubled)
@@ -146,7 +144,6 @@ async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
 
 
 def test_a_scale_is_found_between_the_knots_and_rounding_by_its_size() -> None:
-    """One weight: numbers are those of the line base + scale (checkpoint - base)."""
     model = torch.nn.Linear(32, 4, bias=False)
     own, base = torch.randn(4, 32), {"weight": torch.zeros(4, 32)}
     model.weight.data.copy_(own)

@@ -107,7 +107,6 @@ POSSIBLE = {"geometry.area": {"base": [10], "height": [5], "unit": ["square cm",
 async def test_bfcls_rows_and_calls(
     wanted: list[Any], said: str, worth: float, tmp_path: Path
 ) -> None:
-    """Functions that only the row declares, with BFCL's names of types; calls in any order."""
     row = {
         "id": "simple_0",
         "question": [[{"role": "user", "content": "Area?"}]],
@@ -166,7 +165,6 @@ async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:
 
 
 async def test_humanevals_tests_decide_in_the_sandbox() -> None:
-    """The published form: what the prompt begins may be continued, or written again without its imports."""
     pack = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
     (task,) = pack.tasks("train")
     assert detect(HUMANEVAL) == "humaneval" and "```python\nimport math" in str(

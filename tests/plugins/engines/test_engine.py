@@ -154,7 +154,6 @@ async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
 async def test_the_server_sleeps_while_the_run_trains(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It frees its memory before each update, and is awake before it loads weights or samples."""
     monkeypatch.setenv("SERVER_KEY", "k")
 
     class Sleeper(StandIn):

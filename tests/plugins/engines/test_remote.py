@@ -50,7 +50,6 @@ async def serving(kind: str, model: Path) -> AsyncIterator[tuple[StandIn, dict[s
 async def test_training_with_a_server(
     tmp_path: Path, model: Path, kind: str, adapter: bool
 ) -> None:
-    """After every update the server samples with the new weights; a restart in the middle of a step is repaired."""
     async with serving(kind, model) as (stand_in, remote):
         stand_in.dies_at = {13}
         more: dict[str, Any] = {
@@ -81,7 +80,6 @@ async def test_training_with_a_server(
 async def test_a_restart_between_two_requests_is_noticed(
     tmp_path: Path, model: Path, kind: str, adapter: bool
 ) -> None:
-    """vLLM does not know the adapter any more; SGLang says which weights it sampled with."""
     async with serving(kind, model) as (stand_in, remote):
         stand_in.forgets_at = {
             11
@@ -371,12 +369,10 @@ SAMPLING = Sampling(max_new_tokens=12)
 
 
 def choice(**values: Any) -> Spoil:
-    """The answer with other values in its choice."""
     return lambda answer: {**answer, "choices": [{**answer["choices"][0], **values}]}
 
 
 def logprobs(**values: Any) -> Spoil:
-    """The answer with other values in its log-probabilities."""
     return lambda answer: choice(logprobs={**answer["choices"][0]["logprobs"], **values})(answer)
 
 
@@ -460,7 +456,6 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
 
 
 async def test_rounding_is_no_fault() -> None:
-    """A log-probability a hair above 0 is 0; alternatives that have none, or no id of their own, are fine."""
     tops = [{"token_id:65": 1e-6, "token_id:66": None, "word": -2.0}, None]
     answer = logprobs(token_logprobs=[1e-6, -9999.0], top_logprobs=tops)(
         vllm_answer([65, 66], [0.0, 0.0])

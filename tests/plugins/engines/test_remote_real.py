@@ -33,7 +33,6 @@ pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to 
 
 @contextmanager
 def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
-    """A server of the model, and the section `remote` that means it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -102,7 +102,6 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
 async def test_training_on_two_servers_with_one_that_keeps_old_weights(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe after an update is quiet about a server with the new weights, and an alert names one without."""
     monkeypatch.setenv("SERVER_KEY", "k")
 
     class Keeps(StandIn):
@@ -261,7 +260,6 @@ def test_doctor_asks_the_server_and_compares_the_release(
 
 
 def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
-    """pyproject, pins, documentation and the client name one release."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["vllm"] == [
         f"vllm>={TESTED_VLLM},<{_next(TESTED_VLLM)}; sys_platform == 'linux'"

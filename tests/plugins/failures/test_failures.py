@@ -54,7 +54,6 @@ def planted(rng: random.Random, kind: str, city: str, degrees: int) -> tuple[lis
 
 
 def make(rng: random.Random, failures: int) -> tuple[list[Attempt], dict[str, str]]:
-    """Return attempts at tasks, of which a third is never solved, with that many failures, and their kinds."""
     attempts: list[Attempt] = []
     kinds: dict[str, str] = {}
     number = 0

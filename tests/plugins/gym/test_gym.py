@@ -74,7 +74,6 @@ def test_steps_are_the_packages() -> None:
 
 
 async def test_a_lake_is_crossed_by_names_of_actions(tmp_path: Path) -> None:
-    """A call that cannot be carried out, one of an unknown action and a text without a call are answered."""
     source = "gym:FrozenLake-v1?desc=[SF,FG]&is_slippery=false"
     said = [call("act", move="up"), call("act", action="fly"), "down", call("act", action="right")]
     episode = await play_published(source, "gymnasium", said, tmp_path / "lake")

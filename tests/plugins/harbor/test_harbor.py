@@ -43,7 +43,6 @@ def written(folder: Path, dockerfile: str) -> None:
 
 
 async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cli: Cli) -> None:
-    """Those written of swe-task and a shell task; one that installs a package is left out by its name."""
     words = ("harbor", "tasks", "--pack", "swe-task", "--split", "test", "-n", "9")
     written_ones = await asyncio.to_thread(cli, *words)  # it has an event loop of its own
     assert len(written_ones.splitlines()) == 9
@@ -85,7 +84,6 @@ MADE = {
 
 
 async def test_a_dockerfile_is_played(tmp_path: Path) -> None:
-    """What it copies and makes is in the folder, with its mode; the script may take as long as in Harbor."""
     async with await Sandbox.open(Config().sandbox) as sandbox:
         for number, (dockerfile, made) in enumerate(MADE.items()):
             written(folder := tmp_path / str(number), dockerfile)
@@ -120,7 +118,6 @@ LEFT: dict[str, tuple[str, bytes]] = {
 
 
 def test_others_load_where_one_cannot(tmp_path: Path, cli: Cli) -> None:
-    """Each is named with its reason, and none reads a file that is not its own."""
     written(tmp_path / "tasks" / "good", HEAD)
     for number, (name, data) in enumerate(LEFT.values()):
         written(folder := tmp_path / "tasks" / f"bad{number}", HEAD)
@@ -145,7 +142,6 @@ def test_what_is_no_task(tmp_path: Path, cli: Cli) -> None:
 
 
 async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero() -> None:
-    """An exit status alone would be paid for; a script without a number masks, one that a limit ends is 0."""
     pack = load_pack(find_pack("swe-task"))
     task = pack.tasks("train")[0]
     chat = byte_chat(task)

@@ -51,7 +51,6 @@ REAL = {
 
 
 async def test_an_eval_of_a_file_is_played_by_inspect(tmp_path: Path) -> None:
-    """Its tool is called by the model of the episode, and its scorer's value is the reward."""
     (tmp_path / "my_eval.py").write_text(EVAL)
     source = f"inspect:{tmp_path / 'my_eval.py'}@numbers?name=Ada"
     said = [call("lookup", name="Ada"), "It is 42."]
@@ -73,7 +72,6 @@ async def test_a_published_eval_is_played_by_its_own_loop(source: str, tmp_path:
 async def test_init_writes_paths_that_work_from_the_project_and_when_both_are_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--python and a file are typed relative to where init runs; the project is a folder below, or elsewhere."""
     here = tmp_path / "here"
     (here / "v" / "bin").mkdir(parents=True)
     worker = rehearsed(tmp_path)

@@ -18,7 +18,6 @@ from tests.plugins.lightning import scenario
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = Path(__file__).with_name("real-0.3.0.json")
-"""The scenario's answers of agentlightning 0.3.0."""
 ABSENT = """
     AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader FilterField
     FilterOptions GenericResponse LegacyAgentRunner
@@ -37,11 +36,9 @@ MISSING = """
     TraceToMessages.get_tool_calls TracerTraceToTriplet.visualize Trainer.client Trainer.fit_v0 Trainer.init
     Trainer.init_worker Trainer.run Trainer.kill_orphaned_processes Trainer.teardown Trainer.teardown_worker
 """.split()
-"""Methods that are not here."""
 
 
 def run(python: str, module: str) -> dict[str, Any]:
-    """The scenario's answers of a package."""
     command = [python, str(Path(scenario.__file__)), module]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -50,7 +47,6 @@ def run(python: str, module: str) -> dict[str, Any]:
 
 
 def test_names_signatures_and_behaviour_are_those_of_the_real_package() -> None:
-    """`real-0.3.0.json` is the real package's side; AGENTLIGHTNING_PYTHON, an interpreter that has it, checks that."""
     real = json.loads(REAL.read_text(encoding="utf-8"))
     if python := os.environ.get("AGENTLIGHTNING_PYTHON", ""):
         assert run(python, "agentlightning") == real
@@ -64,7 +60,6 @@ def test_names_signatures_and_behaviour_are_those_of_the_real_package() -> None:
 
 
 def test_both_stores_follow_the_same_rules(tmp_path: Path) -> None:
-    """In memory and in SQLite, and what SQLite holds is there when it is opened again."""
     path = tmp_path / "agentrl.db"
 
     async def sqlite() -> list[Any]:

@@ -65,7 +65,6 @@ def setting(name: str) -> tuple[Path, str]:
 
 
 def run(name: str, script: str, folder: Path, rows: list[dict[str, Any]]) -> list[Episode]:
-    """The episodes of a training of one step with the bundled model."""
     example, python = setting(name)
     asked = [python, "-c", f"import agentrl_cli, torch, {NEEDS[name]}"]
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -96,7 +95,6 @@ def run(name: str, script: str, folder: Path, rows: list[dict[str, Any]]) -> lis
 
 
 def check(episodes: list[Episode]) -> None:
-    """Each is graded, and trained on its sampled tokens alone unless its group had one reward."""
     assert len(episodes) == 8
     for episode in episodes:
         assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS), (
@@ -107,7 +105,6 @@ def check(episodes: list[Episode]) -> None:
 
 
 def test_the_published_calc_x_trains(tmp_path: Path) -> None:
-    """An autogen agent with a calculator over MCP, whose reward is SymPy's."""
     given = {"chain": "", "source": ""}
     rows = [
         {"id": str(n), "question": f"What is {n} + 2?", "result": str(n + 2), **given}
@@ -117,7 +114,6 @@ def test_the_published_calc_x_trains(tmp_path: Path) -> None:
 
 
 def test_the_published_spider_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of LangGraph over a database, whose reward is Spider's evaluation."""
     setting("spider")
     for place in ("database", "test_database"):
         folder = tmp_path / "data" / place / "singers"

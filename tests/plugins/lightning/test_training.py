@@ -73,7 +73,6 @@ TASKS = [{"question": f"Go {number}."} for number in range(6)]
 
 
 def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path) -> None:
-    """Rewards rise; an episode and its span have the same ids; the final reward is the episode's."""
     store = agl.SqliteLightningStore(tmp_path / "runs" / "agentrl.db")
     algorithm = agl.VERL(verl(model, total_training_steps=7, test_freq=7))
     trainer = agl.Trainer(algorithm=algorithm, n_runners=16, store=store, project=tmp_path)
@@ -153,7 +152,6 @@ class Chatty(agl.LitAgent[Any]):
 def test_a_loaded_model_is_trained_in_place_and_hooks_of_two_arguments_are_called(
     tmp_path: Path, model: Path
 ) -> None:
-    """MiniGRPO(model, tokenizer), Trainer(agent=, hooks=, store=): weights change; an agent's failure is masked."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded, tokenizer = (
@@ -245,7 +243,6 @@ def test_a_logger_that_is_not_installed_is_a_line(
 
 
 async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path) -> None:
-    """calc_x trains, minimal traces and serves, spider is tried by `Trainer.dev` against a served model."""
     calc, minimal, spider = (load_file(ROOT / "examples" / "lightning" / f"{n}.py") for n in NAMES)
     trainer = await asyncio.to_thread(calc.main, str(model), 1, str(tmp_path))
     assert trainer.algorithm.last.status == "finished"

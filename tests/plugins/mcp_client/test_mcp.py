@@ -133,7 +133,6 @@ def by_name(tools: list[Tool]) -> dict[str, Tool]:
 
 
 async def test_a_server_over_stdio(folder: Path) -> None:
-    """Calls, errors, resources, and a long call that is cancelled with its progress."""
     given = {"command": sys.executable, "args": ["server.py"], "env": {"MOOD": "good"}}
     tools = by_name(mcp_tools("here", "small", given, folder))
     assert list(tools) == ["add", "step", "crawl", "fail", "look"]
@@ -162,7 +161,6 @@ async def test_a_server_over_stdio(folder: Path) -> None:
 async def test_episodes_have_a_server_of_their_own_unless_it_is_shared(
     folder: Path, session: str, seen: list[str]
 ) -> None:
-    """One that is lost ends its episode, and the next finds it back."""
     tools = by_name(mcp_tools("here", "small", stub(session=session), folder))
     states = [await tools["step"].create(ToolContext()) for _ in seen]
     assert [(await tools["step"].call(state, {})).text for state in states] == seen
@@ -176,7 +174,6 @@ async def test_episodes_have_a_server_of_their_own_unless_it_is_shared(
 
 
 async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -> None:
-    """A reset that fails starts another server; a lost one is not used again; the tool is not offered."""
     from mcp_types import ServerCapabilities
 
     before = ServerCapabilities(experimental={"reset": {"tool": "restart"}})

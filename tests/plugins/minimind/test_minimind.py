@@ -216,7 +216,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
-    """The form of model_minimind.py: its decoder returns a tuple, and makes a table in its first forward."""
     (tmp_path / "model_minimind.py").write_text(NATIVE)
     module = load_file(tmp_path / "model_minimind.py")
     module.MiniMindForCausalLM(module.MiniMindConfig()).save_pretrained(tmp_path)
@@ -275,7 +274,6 @@ async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
 
 
 def test_the_pack_that_ships_is_whole() -> None:
-    """Its own test is that of a project made from it; no other runs it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_task.py"]
     done = subprocess.run(
         command, cwd=find_pack("minimind-task"), capture_output=True, text=True, check=False

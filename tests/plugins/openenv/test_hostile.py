@@ -94,7 +94,6 @@ PLAYED = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, str]]:
-    """The address of the servers, and an interpreter with `websockets`."""
     python = python_with("openenv", "websockets")
     words = [python, "-c", SERVER, "127.0.0.1", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -145,7 +144,6 @@ def test_a_project_is_refused_with_a_sentence(
 async def test_a_step_refused_in_an_odd_way_is_answered(
     server: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Errors that are not of the protocol's form are shown as they are; the model goes on."""
     url, python = server
     Cli(capsys, tmp_path)(
         "init", "odd", "--from", f"openenv:{url}/errors?size=2", "--python", python

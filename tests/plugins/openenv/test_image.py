@@ -57,7 +57,6 @@ def engine() -> Any:
 
 @pytest.fixture
 def made(engine: Any, python: str) -> Iterator[str]:
-    """An image of the test's server, on the sandbox's Python."""
     websockets = subprocess.check_output(
         [python, "-c", "import websockets; print(websockets.__path__[0])"], text=True
     )
@@ -116,7 +115,6 @@ def test_a_container_lives_as_long_as_the_process(
 def test_a_container_that_ends_is_followed_by_a_new_one(
     made: str, engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A warning for each, at most three; an image that keeps ending is an error of the environment."""
     found = {serve_image(made)}
     assert serve_image(made) in found
     for count in range(1, MOST + 2):

@@ -164,7 +164,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 def test_sessions_side_by_side(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 episodes at once: seeds, state, own tools, own rewards and ends; a refused step changes nothing."""
     for name, url in servers.items():
         monkeypatch.setenv(name, url)
     compare("openenv", "openenv websockets", PLAY)
@@ -190,7 +189,6 @@ async def test_a_project_of_an_address(
 async def test_a_project_of_a_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server is the package's, and needs no port of the user's; what cannot be served is a sentence."""
     python = python_with("openenv", "openenv websockets")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SERVER)

@@ -101,7 +101,6 @@ async def test_by_two_clients_at_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """64 sessions at once have their own task, state and reward; without the token none begins."""
     rows = project / "data" / "train.jsonl"
     with openenv_server(python, project, "key") as url:
         words = [python, "-c", PLAY, url, "key", str(rows)]
@@ -128,7 +127,6 @@ async def test_by_two_clients_at_once(
 
 
 def test_trl_trains_on_it(python: str, project: Path, tmp_path: Path) -> None:
-    """One step of TRL's GRPOTrainer through its environment_factory and the package's client: the weights move."""
     python_with("openenv", "trl openenv datasets")
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -154,7 +152,6 @@ def context_of(pack: Pack, **settings: Any) -> RolloutContext:
 
 
 async def play(pack: Pack, turns: Any, **settings: Any) -> Episode:
-    """Return the episode of a pack's first row; `turns` is a generator that gets each answer's text."""
     played = Played(context_of(pack, **settings), pack, Job(pack.tasks("train")[0], 0))
     said, ended = await played.hear()
     name, arguments = next(turns)
@@ -169,7 +166,6 @@ async def play(pack: Pack, turns: Any, **settings: Any) -> Episode:
 
 
 async def test_a_user_answers_and_limits_end() -> None:
-    """`answer` is a turn for the simulated user; turns run out as in a rollout; time waits for the client."""
     pack = load_pack("guess-task")
 
     def halves() -> Any:
@@ -186,8 +182,6 @@ async def test_a_user_answers_and_limits_end() -> None:
 
 
 async def test_ungraded_is_no_reward() -> None:
-    """A grader that fails ends the episode as an error, whose reward is none."""
-
     def fails(episode: Episode, ctx: Any) -> float:
         raise RuntimeError("no")
 

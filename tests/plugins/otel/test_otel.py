@@ -94,7 +94,6 @@ CONTENT = ("--otel", "--set", "telemetry.content=true")
 def test_spans_of_a_rollout_come_back_as_its_episodes(
     project: Path, agentrl: Callable[..., None], cli: Cli, tmp_path: Path
 ) -> None:
-    """Agent, calls and tools with usage and rewards; with content, a secret masked, they are the same conversation."""
     with collector() as (address, got):
         agentrl(address, *ROLLOUT, *CONTENT)
     spans = spans_of(got)
@@ -121,7 +120,6 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
 
 
 def test_attributes_are_those_of_the_conventions_and_hold_no_secret() -> None:
-    """What they require is there, and a secret in a text, an argument, a result or an error is in no attribute."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -157,7 +155,6 @@ def test_attributes_are_those_of_the_conventions_and_hold_no_secret() -> None:
 def test_nothing_is_sent_unasked(
     project: Path, agentrl: Callable[..., None], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address alone sends nothing, spans without content hold no text, and a missing address is said."""
     with collector() as (address, got):
         agentrl(address, *ROLLOUT)
         assert not got
@@ -170,7 +167,6 @@ def test_nothing_is_sent_unasked(
 
 
 def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]) -> None:
-    """A span for each step, with its reward and its time, inside that of the run; episodes are traces of their own."""
     small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1"]
     small.append("train.eval={every: 2, tasks: 1, samples: 1}")
     sets = [word for one in small for word in ("--set", one)]
@@ -199,7 +195,6 @@ def started(address: str, *words: str) -> AbstractContextManager[str]:
 
 
 def test_a_served_session_is_a_span(project: Path) -> None:
-    """`serve --record --otel` sends each session when it ends, the last when the process does."""
     import httpx2
 
     said = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
@@ -214,7 +209,6 @@ def test_a_served_session_is_a_span(project: Path) -> None:
 
 @pytest.mark.parametrize("content", ["true", "false"])
 def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
-    """`tools serve --otel` sends each call once, with its session; texts only if they are wanted, masked."""
     import httpx2
 
     key, at = "sk-" + "a1" * 20, "calculator"
@@ -243,7 +237,6 @@ def test_the_receiver_takes_what_the_sdk_sends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spans of a rollout, sent by the real exporter as gzipped protobuf, are its episodes again."""
     db = str(tmp_path / "in.db")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     with started("", "import", "otlp", "--listen", "0", "--db", db) as url:

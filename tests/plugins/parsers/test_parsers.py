@@ -169,7 +169,6 @@ def test_a_template_of_the_syntax_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(sweep.OF_PLUGINS))
 async def test_the_templates_of_these_families(name: str) -> None:
-    """As the sweep plays those of the core: calls, appended turns, and an episode."""
     await sweep.check_template(name)
     assert sweep.chat_of(name).parser.name in TABLE or name.endswith("GigaChat3-10B-A1.8B")
 

@@ -81,7 +81,6 @@ TEMPLATE = (
 
 
 def tensor(path: Path, name: str) -> Any:
-    """Return a tensor of a GGUF file, dequantised."""
     import gguf
 
     found = next(one for one in gguf.GGUFReader(path).tensors if one.name == name)

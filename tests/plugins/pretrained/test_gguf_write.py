@@ -57,7 +57,6 @@ def folder_of(kind: str, path: Path) -> Path:
 
 
 def merged(source: str, out: Path, *more: str) -> Path:
-    """Merge with --gguf; return the file."""
     assert main(["merge", source, str(out), "--gguf", *more]) == 0
     (file,) = out.glob("*.gguf")
     return file

@@ -29,7 +29,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty cache of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "agentrl" / "models"
 
@@ -89,7 +88,6 @@ def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
 def test_a_family_template_begins_once_where_a_turn_begins_with_bos(
     file: Path, tmp_path: Path
 ) -> None:
-    """SmolLM2's first token is the one that opens every turn."""
     config = Config.model_validate({"model": {"chat_template": "chatml"}})
     chat = load_policy(str(file), config, base=tmp_path).chat
     turns: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

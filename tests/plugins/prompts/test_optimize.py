@@ -135,7 +135,6 @@ def test_words_of_the_system_text_are_found(project: Path, method: str, cli: Cli
 
 
 def assert_written(cli: Cli, project: Path) -> None:
-    """Check that what was written is what every other command uses."""
     made = cli.json("rollout", "--project", str(project), "-n", "6", "--split", "test")
     assert [one["outcome"] for one in made["episodes"]] == ["solved"] * 6
 
@@ -160,7 +159,6 @@ def test_a_killed_search_makes_nothing_again(project: Path, cli: Cli) -> None:
 
 
 def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(project: Path, cli: Cli) -> None:
-    """Over HTTP, as a served model answers; `{prompt}` must survive, and what is written is what a rollout uses."""
     seen: list[str] = []
 
     def answer(path: str, asked: Any) -> Any:

@@ -46,7 +46,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config_of(case: dict[str, Any], ranks: int) -> Config:
-    """A case's settings."""
     train = {"lr": 1e-3, "warmup_steps": 0, "token_budget": 60, **case.get("train", {})}
     more = {name: value for name, value in case.items() if name not in ("shard", "train")}
     parts = {"processes": ranks, "shard": case.get("shard", "none")}
@@ -194,7 +193,6 @@ def test_micro_batches_are_deal_batches_by_tokens(even: bool) -> None:
 
 
 def test_a_row_of_one_process_is_split_for_all_ranks() -> None:
-    """So that no rank is idle; sequences without a trained token make no row of their own."""
     whole = [[Segment(np.arange(20, dtype=np.int32), np.arange(20) > 9)] for _ in range(4)]
     nothing = [Segment(np.arange(20, dtype=np.int32), np.zeros(20, bool))]
     segments = [nothing, *whole]

@@ -154,7 +154,6 @@ async def test_an_episode_arrives_as_the_store_would_return_it(
 
 
 async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:
-    """What the lost workers had recorded of it, turns included, is deleted."""
     whole = await an_episode()
     play = copy_of(whole)
     deaths = iter(["lost0", "lost1"])
@@ -237,9 +236,7 @@ class Shared(ScriptedLink):
 
     calls: list[Call]
     deaths: list[int]
-    """How many jobs each death took."""
     twice: asyncio.Event
-    """Set at the second death."""
 
     async def send(self, call: Call) -> None:
         if call[1] != "attempt":
@@ -268,7 +265,6 @@ class Shared(ScriptedLink):
 
 
 async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path) -> None:
-    """Two jobs share each worker that a third one kills; alone they are done. A new job waits for that."""
     Shared.deaths, Shared.twice = [], asyncio.Event()
     with Store.open(tmp_path / "s.db") as store:
 
@@ -425,7 +421,6 @@ def test_resources_have_names_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_worker_keeps_the_nearest_class_of_the_tree() -> None:
-    """A server that cannot be reached is a PolicyError: another worker is asked."""
     for error, kind in (
         (Unreachable("away", hint="start it"), PolicyError),
         (ModelError("m"), ModelError),

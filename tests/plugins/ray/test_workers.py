@@ -135,7 +135,6 @@ async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_han
 async def test_workers_of_a_strangers_kind_sample_while_the_run_trains(
     tmp_path: Path, model: Path
 ) -> None:
-    """Their turns are at most `async_staleness` updates old, and the age of each is stored."""
     sections = {
         "train": {"steps": 5, "lr": 1e-2},
         "rollout": {"async_staleness": 2, "concurrency": 4},
@@ -203,7 +202,6 @@ def driver() -> tuple[subprocess.Popen[str], Path]:
 def test_weights_of_a_killed_run_go_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder with the workers' weights does not outlive a run that was killed, however it was killed."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed, left = driver()
@@ -312,7 +310,6 @@ class Strict(StandIn):
 async def trained(
     folder: Path, model: Path, remote: dict[str, Any], workers: int, **sections: Any
 ) -> dict[str, Any]:
-    """A training on servers: what it learned, from which weights, its steps."""
     train = {"steps": STEPS, "lr": 1e-2}
     cluster = {"kind": SERVICES, "workers": workers} if workers else {}
     sections |= {"remote": remote, "train": train, "cluster": cluster}
@@ -349,7 +346,6 @@ async def trained(
 async def test_workers_sample_from_servers_with_each_new_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool
 ) -> None:
-    """The same weights as one process, on time and asynchronously; a server that was away comes back with the new."""
     monkeypatch.setenv("SERVER_KEY", "k")
     model = write_model(tmp_path / "model")
     kept = {"adapter": {"enabled": adapter, "r": 2}, "algo": {"drop_zero_variance": False}}

@@ -79,7 +79,6 @@ def begin(source: str, folder: Path) -> Pack:
 
 
 async def play(pack: Pack, said: list[str], split: str = "train", attempt: int = 0) -> Episode:
-    """An episode of the first row of a split with an even seed."""
     config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 400}})
     rollout = AgentRollout(ScriptedPolicy(said, CHAT.tokenizer), CHAT, {pack.name: pack}, config)
     task = next(t for t in pack.tasks(split) if t.data["sample"] % 2 == 0)
@@ -87,7 +86,6 @@ async def play(pack: Pack, said: list[str], split: str = "train", attempt: int =
 
 
 async def test_both_players_of_a_game_are_played(tmp_path: Path) -> None:
-    """Each its own conversation and rewards that sum to zero; a move that is not legal loses by the game's rule."""
     pack = begin(DUEL, tmp_path / "duel")
     episode = await play(pack, [BET, FOLD])
     assert (episode.outcome, episode.reward, episode.error) == (Outcome.FAILED, 0.0, "")
@@ -104,7 +102,6 @@ async def test_both_players_of_a_game_are_played(tmp_path: Path) -> None:
 
 
 async def test_against_an_opponent_the_player_alternates_by_attempt(tmp_path: Path) -> None:
-    """A scripted or a random one has no tokens; the rows of other splits meet `eval_opponent`."""
     pack, found = begin(f"{DUEL}&opponent=[bet,call]", tmp_path / "duel"), []
     for split in ("train", "test"):
         for attempt in range(2):

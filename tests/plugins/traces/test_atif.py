@@ -169,7 +169,6 @@ class Maker:
 
 
 def test_forth_and_back() -> None:
-    """Every field and every bit of every array comes back, through text; each file is valid."""
     maker = Maker(5)
     for _ in range(COUNT):
         episode, signals = maker.episode()
@@ -195,7 +194,6 @@ def test_forth_and_back() -> None:
 
 
 def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
-    """A file that is imported elsewhere is exported as the same text; twice is once; secrets are masked."""
     maker = Maker(7)
     (tmp_path / "b").mkdir()
     with Store.open(tmp_path / "a.db") as store:
@@ -259,7 +257,6 @@ DONE = {"step_id": 3, "source": "agent", "message": "Done.", "timestamp": "2026-
 
 
 def test_replay_of_a_foreign_file(cli: Cli, tmp_path: Path) -> None:
-    """A file that no agentrl wrote opens without a project or a store; sub-agents and continuations are branches."""
     inner = foreign([{**ASK, "message": "Look it up."}, DONE], trajectory_id="sub")
     further = foreign([ASK, CALL, {**DONE, "message": "Done later."}])
     (tmp_path / "next.json").write_text(json.dumps(further))
@@ -324,7 +321,6 @@ def asks(id: str) -> dict[str, Any]:
 
 
 def test_what_a_foreign_file_says_of_itself_is_kept(cli: Cli, tmp_path: Path) -> None:
-    """Names, ids, references, tools, usage and cost go out as they came; nothing is counted in their place."""
     steps = [ASK, {**asks("sub"), "metrics": USED, "reasoning_effort": "high"}, DONE]
     totals = {"total_prompt_tokens": 120, "total_cost_usd": 0.002, "extra": {"reward": 1}}
     deepest = agent_of("reader", "deep", [{**ASK, "message": "Read it."}, {**DONE, "step_id": 2}])
@@ -416,7 +412,6 @@ def deep(levels: int) -> str:
 
 
 def long_line(path: Path) -> None:
-    """Write a line that is too long between two trajectories."""
     good = json.dumps(foreign([ASK, DONE])).encode()
     with path.open("wb") as file:
         file.write(good + b"\n")
@@ -504,7 +499,6 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, int]] = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_hostile_files(cli: Cli, tmp_path: Path, name: str) -> None:
-    """A sentence with the place, the rest is read, and nothing is half-written."""
     write, said, episodes = WRITERS[name]
     write(tmp_path / "x.jsonl")
     cli("import", "atif", "x.jsonl", "--db", "s.db", code=0 if episodes else 2, said=said)
@@ -537,7 +531,6 @@ BREAKS: list[Callable[[Any, Any], Any]] = [
 
 
 def test_arrays_and_turns_that_do_not_fit_are_not_stored(tmp_path: Path) -> None:
-    """An episode that could not be read again is read from its steps; one that no store takes is left out."""
     maker, lines = Maker(11), list[str]()
     turn = Turn(0, "user", ({"role": "user", "content": "a"},), 0, 2)
     for number, broken in enumerate(BREAKS):
@@ -555,7 +548,6 @@ def test_arrays_and_turns_that_do_not_fit_are_not_stored(tmp_path: Path) -> None
 
 
 def test_parents_and_roots() -> None:
-    """An impossible parent, as in a half-written run, comes back as it was."""
     turn = Turn(0, "user", ({"role": "user", "content": "a"},), 0, 1, parent=ROOT)
     tokens = Tokens.from_ids([1], [Origin.USER])
     found = read(

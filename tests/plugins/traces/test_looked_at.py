@@ -42,7 +42,6 @@ def imported(cli: Cli, tmp_path: Path) -> Cli:
 
 
 def test_what_is_left_out_is_said(imported: Cli, tmp_path: Path) -> None:
-    """Ungraded is not failed; no token trains; the advice works here."""
     text = imported("failures")
     assert "1 of 2 attempts (import) failed" in text and "--whatif" not in text and "@t" in text
     left = "are left out: no model of this store sampled their tokens (imported)."

@@ -21,8 +21,6 @@ CHAT: list[dict[str, Any]] = [
 
 
 def attributes(**given: Any) -> list[dict[str, Any]]:
-    """Return attributes as OTLP has them."""
-
     def value(one: Any) -> dict[str, Any]:
         if isinstance(one, list):
             return {"arrayValue": {"values": [value(item) for item in one]}}
@@ -250,7 +248,6 @@ def test_every_form_is_the_same_episode(cli: Cli, tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("given", (True, False))
 def test_a_reward_that_is_true_or_false_is_1_or_0(tmp_path: Path, given: bool) -> None:
-    """The same in every form, as from a reward function."""
     spans, phoenix = genai(True), openinference(True)
     spans["resourceSpans"][0]["scopeSpans"][0]["spans"][-1]["events"][0]["attributes"] = attributes(
         **{SCORE: given}
@@ -312,7 +309,6 @@ def several(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["rows", "codex", "claude"])
 def test_several_calls_of_one_answer(cli: Cli, tmp_path: Path, name: str) -> None:
-    """They are one turn with its answers in their order, on one branch, whatever lines lie between."""
     write(tmp_path / "x.jsonl", several(name))
     found = cli.json("replay", "x.jsonl")
     assert len(found["branches"]) == 1
@@ -325,7 +321,6 @@ def test_several_calls_of_one_answer(cli: Cli, tmp_path: Path, name: str) -> Non
 
 
 def test_an_answer_belongs_to_its_call(cli: Cli, tmp_path: Path) -> None:
-    """That of the second call is not taken for the first one's, which has none."""
     [row] = several("rows")
     del row["messages"][3]
     write(tmp_path / "x.jsonl", [row])
@@ -338,7 +333,6 @@ def test_an_answer_belongs_to_its_call(cli: Cli, tmp_path: Path) -> None:
     "said", [{"answer": 42}, '{"answer":42}', "[1,2]", [{"a": 1}], {"type": 5}]
 )
 def test_answers_that_are_documents(cli: Cli, tmp_path: Path, said: Any) -> None:
-    """A structured answer and the structured result of a tool are there as text."""
     given = langfuse()
     given["observations"][1]["output"] = said
     given["observations"][2]["output"] = said
@@ -363,7 +357,6 @@ def test_tools_of_spans_and_lists_that_are_empty(tmp_path: Path) -> None:
 
 
 def test_the_times_and_names_of_spans(cli: Cli, tmp_path: Path) -> None:
-    """Model, agent, and seconds of answers and tools; a failed tool is an error; a last call has its result."""
     given = genai(True)
     spans = given["resourceSpans"][0]["scopeSpans"][0]["spans"]
     del spans[0]  # the last model call
@@ -474,7 +467,6 @@ HOSTILE: dict[str, tuple[str, str, int]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_traces(cli: Cli, tmp_path: Path, name: str) -> None:
-    """A sentence with the place, and the rest is read."""
     text, said, count = HOSTILE[name]
     (tmp_path / "x.jsonl").write_text(text)
     cli("import", "otlp", "x.jsonl", "--db", "s.db", code=0 if count else 2, said=said)

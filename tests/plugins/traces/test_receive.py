@@ -51,7 +51,6 @@ async def post(url: str, body: Any, **headers: str) -> httpx2.Response:
 async def test_traces_in_pieces(
     inbox: tuple[Inbox, str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two traces whose spans come in any order are two episodes of one run; a late span is counted."""
     found, url, said = inbox
     root = span(1, **{"gen_ai.operation.name": "invoke_agent", "reward": 1.0})
     inner = chat(2, "a" * 32, parentSpanId="1" * 16)
@@ -72,7 +71,6 @@ async def test_traces_in_pieces(
 
 
 async def test_a_root_that_comes_first(inbox: tuple[Inbox, str, list[str]]) -> None:
-    """Its trace waits for its messages."""
     found, url, said = inbox
     await post(url, export({**span(1, reward=1.0), "traceId": "a" * 32}))
     assert (await post(url, export(chat(2, "a" * 32, parentSpanId="1" * 16)))).json() == {}
@@ -94,7 +92,6 @@ async def test_a_store_that_cannot_be_written_loses_nothing(
 async def test_others_do_not_cut_a_long_trace(
     inbox: tuple[Inbox, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes of traces that are written do not count among those that wait."""
     found, url, _ = inbox
     body = export(chat(2, "a" * 32, parentSpanId="1" * 16))
     monkeypatch.setattr(receive, "HELD", 2 * len(json.dumps(body)))
@@ -109,7 +106,6 @@ async def test_others_do_not_cut_a_long_trace(
 async def test_what_is_refused(
     inbox: tuple[Inbox, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No token, a page, another type, a body that is too large, packed or not, wrong forms; the rest is taken."""
     found, url, _ = inbox
     assert (await post(url, export(), authorization="")).status_code == 401
     assert (await post(url, export(), origin="http://evil.example")).status_code == 403
@@ -132,7 +128,6 @@ async def test_what_is_refused(
 
 
 async def test_protobuf(inbox: tuple[Inbox, str, list[str]]) -> None:
-    """An export as protobuf is the same episode as the same export as JSON, and is answered in protobuf."""
     from google.protobuf.json_format import ParseDict
 
     found, url, said = inbox

@@ -20,7 +20,6 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 async def test_a_planted_set(cli: Cli, tmp_path: Path) -> None:
-    """Rows of well-scored traces only; recorded calls answer in any spelling, others are misses that are counted."""
     rows = traces(30)
     write(tmp_path / "t.jsonl", rows)
     cli("init", "p", "--from", "traces:t.jsonl", said="only give answers of tools")
@@ -54,7 +53,6 @@ async def test_a_planted_set(cli: Cli, tmp_path: Path) -> None:
 async def test_schemas_and_conversations_of_others(
     cli: Cli, tmp_path: Path, tools: list[dict[str, Any]]
 ) -> None:
-    """Of several requests the first is the task; schemas of other forms are read, or made of the calls."""
     rows = []
     for number in range(3, 13):
         asked = {"id": "c1", "function": {"name": "look", "arguments": {"q": number}}}
@@ -77,7 +75,6 @@ async def test_schemas_and_conversations_of_others(
 
 @pytest.mark.parametrize("source", ["openinference", "genai", "langfuse"])
 def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) -> None:
-    """Each model call is a path: the row has the last one's answer, and schemas are those of the spans."""
     (tmp_path / "x.json").write_text(json.dumps(tool_spans()[source]))
     cli("init", "p", "--from", "traces:x.json")
     pack = load_pack(tmp_path / "p")
@@ -89,7 +86,6 @@ def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) ->
 
 
 async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> None:
-    """Answers follow their calls; a best score of 0 makes none a task; ?score= sets the least one."""
     rows: list[dict[str, Any]] = []
     for number in range(12):
         calls = [

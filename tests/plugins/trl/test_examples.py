@@ -33,7 +33,6 @@ from tests.helpers.trees import episode as tree
 from tests.helpers.trees import fork
 
 IDS: list[Any] = []
-"""What the last reward was given, to be shown to TRL."""
 
 
 def longer(completion_ids: Any, **kwargs: Any) -> list[float]:
@@ -77,7 +76,6 @@ async def later(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
 
 
 def of_columns(task: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
-    """Columns alone: two positions, as a function of AgentRL's has."""
     return [float(len(a) + len(b)) for a, b in zip(task, ground_truth, strict=True)]
 
 

@@ -136,7 +136,6 @@ async def test_a_hook_that_changes_sampling_is_refused(tmp_path: Path, model: Pa
 
 @needs_trl
 async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, model: Path) -> None:
-    """Then an option that TRL lacks: named before anything runs."""
     async with trainer_of(tmp_path, model, trainer=TRL, algo={"entropy_coef": 1e39}) as trainer:
         before = {
             name: weight.clone() for name, weight in trainer.loaded.model.state_dict().items()

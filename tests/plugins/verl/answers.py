@@ -46,7 +46,6 @@ def answers(module: str, count: int = COUNT) -> list[tuple[str, str, str]]:
 
 
 def scores(module: str, compute_score: Any) -> list[float]:
-    """The scores of a scorer's made-up answers; an exception is -1."""
     found = []
     for text, truth, method in answers(module):
         given = {"method": method, "format_score": 0.25} if method else {}

@@ -550,7 +550,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def reward_pack(folder: Path, code: str) -> Path:
-    """A pack whose one reward is the function of a file."""
     (folder / "scores").mkdir(parents=True)
     (folder / "data").mkdir()
     (folder / "scores" / "reward.py").write_text(code)
@@ -561,7 +560,6 @@ def reward_pack(folder: Path, code: str) -> Path:
 
 
 async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_path: Path) -> None:
-    """Then verl's scorers of that name: math_batch.py imports `.math_reward`, and may be copied with it or alone."""
     alone = load_pack(reward_pack(tmp_path / "alone", BATCH.format(more="")))
     done = await play(alone, ["It is \\boxed 5"])
     assert done.reward == 1.0
@@ -635,7 +633,6 @@ HARD: list[tuple[str, str, Any, float]] = [
 def test_hard_answers_are_scored_as_verl_does(
     module: str, text: str, truth: Any, score: float
 ) -> None:
-    """The scores are those of verl 0.9.1."""
     given = {"format_score": 0.25} if module == "gsm8k" else {}
     assert SCORERS[module](text, truth, **given) == score
 

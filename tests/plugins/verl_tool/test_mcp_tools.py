@@ -51,7 +51,6 @@ async def bump(client: Any, by: int) -> str:
 
 
 async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
-    """Sessions side by side keep their own totals; a wrong call, a wrong token and a page are refused."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -101,7 +100,6 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
 
 
 async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
-    """A pack's own tools; its prints do not disturb the protocol, and no isolation is warned of."""
     (tmp_path / "tool.py").write_text("from agentrl_cli.tools import ToolContext\n" + TOOLS)
     with contextlib.chdir(tmp_path):
         assert main(["init", "shop", "--from", "tool.py"]) == 0

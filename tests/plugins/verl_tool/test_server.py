@@ -37,8 +37,6 @@ aiohttp = pytest.importorskip("aiohttp")
 
 
 class Tally:
-    """A tool with state per trajectory, and a count of how often it really ran."""
-
     def __init__(self, **marks: Any) -> None:
         self.ran = 0
         self.hold = asyncio.Event()
@@ -102,7 +100,6 @@ async def test_a_key_runs_once_however_often_it_is_sent(tmp_path: Path) -> None:
 async def test_a_restart_rebuilds_the_state_and_runs_nothing_twice(
     tmp_path: Path, external: bool, ran: int
 ) -> None:
-    """What is external is not run again: its answers and its state are those of the journal."""
     async with world(tmp_path / "j.db", [Tally(external=external).tool]) as first:
         await first.open("t", {})
         await first.call(bump("a", 5))
@@ -167,7 +164,6 @@ async def test_only_pure_tools_are_cached(tmp_path: Path) -> None:
 
 
 async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
-    """A trajectory is opened with all tools; `search` has no corpus here, and no other tool minds."""
     async with world(
         tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]
     ) as trajectories:
@@ -344,7 +340,6 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
 
 
 async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: Path) -> None:
-    """The typed wire format: calls of several trajectories in one request; a fault is its own call's."""
     tally = Tally()
     async with (
         served(tmp_path, [tally.tool]) as (_, address),
@@ -514,7 +509,6 @@ async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -
 
 
 async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
-    """The actions of its test clients: tags, fences and input; bash really runs, in the folder of its trajectory."""
     ran: list[str] = []
 
     def run_python(code: str) -> str:
@@ -602,7 +596,6 @@ async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
 
 
 async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: Path) -> None:
-    """State in the sandbox, three calls an episode, `kill -9` in the middle: the server comes back and all end well."""
     (tmp_path / "agentrl.yaml").write_text(
         "task: {packs: [code-task]}\nsandbox: {min_level: landlock}\n"
     )

@@ -176,7 +176,6 @@ def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
 
 
 def write(folder: Path, schemas: Any, **more: Any) -> Path:
-    """A description with an operation that answers `Node`s, and one that takes one."""
     node = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}}}
     document = {
         "openapi": "3.1.0",
