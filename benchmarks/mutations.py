@@ -119,7 +119,7 @@ MUTATIONS = (
         "learning: groups without variance are trained",
         "if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < SAME:",
         "if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < 0:",
-        "learning/test_dispositions.py",
+        "learning/test_update.py",
     ),
     Mutation(
         "learning: the KL's sign",
@@ -179,7 +179,7 @@ MUTATIONS = (
         "store: an interrupted training episode keeps no fact",
         "fact=iif(kind='train', ?, fact)",
         "fact=iif(kind='eval', ?, fact)",
-        "store/test_running.py store/test_lost.py store/test_store.py",
+        "store/test_running.py store/test_commits.py store/test_store.py",
     ),
     Mutation(
         "store: the sets of sampled tokens are cut at the wrong places",

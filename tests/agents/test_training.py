@@ -6,18 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.advantages import estimate
+from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.learning.update import Learner
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.types import Fact, Origin, Outcome
-from tests.agents.test_runners import LIMITS, TOOLS, pack_of
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tui.common.tree import branch_title
+from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
+from tests.agents.test_runners import CHAT, LIMITS, TOOLS, pack_of
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
 from tests.helpers.train import episodes_of, trainer_of, write_pack, write_project
@@ -81,9 +86,6 @@ def test_the_command_line_takes_an_agent_and_resumes_with_it(
     assert "no task to score by" in said + cli.err
     other = ("--steps", "3", "--agent", "other.py:agent")
     cli("train", "--resume", "last", *other, code=2, said="`task`")
-
-
-CHAT = Chat(ByteTokenizer())
 
 
 def stored(folder: Path, code: str = TOOLS) -> tuple[Path, str]:
@@ -153,3 +155,159 @@ def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
     assert set(forced.tokens.origin[at:].tolist()) == {int(Origin.FORCED)}
     status, events = tried(db, episode, "--turn", "2")
     assert status == 2 and "not the model's" in events[-1]["message"]
+
+
+# --- games of several players: a conversation, a reward and an advantage for each ---
+
+
+DUEL = """
+def agent(task, base_url, api_key, model, attempt):
+    names, talks = {"white": model, "black": OTHER or model}, {"white": [], "black": []}
+    for player in ("white", "black", "white"):
+        talks[player].append({"role": "user", "content": "Your number?"})
+        said = ask(base_url, api_key, talks[player], model=f"{names[player]}/{player}")
+        talks[player].append(said)
+    won = float(talks["white"][-1]["content"] > talks["black"][-1]["content"]) * 2 - 1
+    return {"white": won} if OTHER else {"white": won, "black": -won}
+
+agent.models = [OTHER] if OTHER else []
+"""
+RAE = Config.model_validate({"algo": {"advantage": {"name": "rae", "decay": 0.5}}}).algo
+
+
+async def duel(folder: Path, said: list[str], other: str = "", **fields: Any) -> Episode:
+    pack = pack_of(folder, f"OTHER = {other!r}\n{DUEL}")
+    config = Config.model_validate({"rollout": LIMITS, "model": {"name": "tiny"}})
+    policy = ScriptedPolicy(said, CHAT.tokenizer)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config).with_(**fields)
+    return await rollout.episode(Job(pack.tasks("train")[0], 7, group_id="g"))
+
+
+async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        episode = await duel(tmp_path / "pack", ["5", "5", "7"])
+        store.episodes.add([episode])
+        store.flush()
+        episode = store.episodes.get(episode.id)
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), "of a zero-sum game"
+    assert episode.players == {"white": 1.0, "black": -1.0}
+    players = [{episode.turns[n].player for n in branch} for branch in episode.branches]
+    assert players == [{"black"}, {"white"}] and [len(b) for b in episode.branches] == [2, 4]
+    assert branch_title(episode, 1) == "BRANCH 2 of 2 white: turns 0-1 4-5"
+    means: dict[str, float] = {}
+    x = AdvantageInput.of([episode, episode], means=means, decay=0.5)
+    first, second = estimate(RAE, x)
+    # b = 0 before the first game, ±0.5 before the second, ±0.75 after it
+    mask = episode.tokens.trained_mask
+    assert len(first) == mask.sum()
+    for values, gain in ((first, 1.0), (second, 0.5)):
+        own = np.zeros(len(mask))
+        own[mask] = values
+        for turn in episode.turns:
+            sign = (turn.role == "assistant") * (1.0 if turn.player == "white" else -1.0)
+            np.testing.assert_allclose(
+                own[turn.start : turn.end][mask[turn.start : turn.end]], sign * gain
+            )
+    assert sorted(means.values()) == [-0.75, 0.75]
+    assert {key.rpartition("/")[2] for key in means} == {"white", "black"}
+
+
+async def test_a_frozen_opponent_is_recorded_and_never_trained(tmp_path: Path) -> None:
+    frozen = {"base": ScriptedPolicy(["9"], CHAT.tokenizer)}
+    episode = await duel(tmp_path / "pack", ["5", "7"], "base", frozen=frozen)
+    assert episode.outcome is Outcome.FAILED and episode.error == ""
+    assert (episode.reward, episode.players) == (-1.0, {"white": -1.0})
+    (reply,) = [
+        turn for turn in episode.turns if turn.player == "black" and turn.role == "assistant"
+    ]
+    theirs = episode.tokens.slice(reply.start, reply.end)
+    assert "9" in CHAT.decode(theirs.ids.tolist()) and set(theirs.origin) == {int(Origin.FORCED)}
+    assert episode.trained_tokens > 0
+    x = AdvantageInput.of([episode])
+    (gains,) = estimate(RAE, x)
+    assert set(gains.tolist()) == {-1.0} and [key[-5:] for key in x.means] == ["white"]
+
+
+async def test_an_opponent_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="The model base has another tokenizer"):
+        await duel(tmp_path / "pack", ["5"], "base")
+
+
+PLAY = """\
+import httpx2
+
+
+def agent(task, base_url, api_key, model):
+    headers, said = {"authorization": f"Bearer {api_key}"}, {}
+    with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:  # without TLS it is cheap to make
+        for player in ("white", "black"):
+            body = {"model": f"{model}/{player}", "messages": list(task.prompt)}
+            answer = client.post(f"{base_url}/chat/completions", json=body, headers=headers).json()
+            said[player] = answer["choices"][0]["message"]["content"]
+    won = 1.0 if said["white"] > said["black"] else -1.0
+    return {"white": won, "black": -won}
+"""
+
+
+async def test_a_training_against_its_own_base(tmp_path: Path, model: Path) -> None:
+    write_pack(tmp_path)
+    code = PLAY.replace('f"{model}/{player}"', 'f"{NAMES[player]}/{player}"')
+    code = code.replace(', "black": -won', "") + "\n\nagent.models = ['base']\n"
+    (tmp_path / "agent.py").write_text(f"NAMES = {{'white': 'agentrl', 'black': 'base'}}\n{code}")
+    task = {"packs": ["."], "agent": "agent.py:agent"}
+    given: dict[str, Any] = {"task": task, "algo": {"advantage": "rae"}, "train": {"steps": 1}}
+    async with trainer_of(tmp_path, model, **given) as trainer:
+        run = await trainer.train()
+        episodes = episodes_of(trainer.store, run)
+    assert len(episodes) == 8 and {e.fact for e in episodes} == {"trained"}
+    for episode in episodes:
+        assert list(episode.players) == ["white"] and episode.reward == episode.players["white"]
+        (own,) = {t.player for t in episode.turns if trained(episode, t)}
+        assert own == "white" and len(episode.branches) == 2
+
+
+def trained(episode: Episode, turn: Turn) -> bool:
+    return bool(episode.tokens.trained_mask[turn.start : turn.end].any())
+
+
+async def test_the_example_plays_itself_and_loses_by_what_is_no_move() -> None:
+    pack = load_pack(Path(__file__).resolve().parents[2] / "examples" / "duel_agent")
+    config = Config.model_validate({"rollout": LIMITS})
+    found = []
+    for said in ([call("bet"), call("call")], [call("bet"), call("fold")], ["Hm."]):
+        policy = ScriptedPolicy(said, CHAT.tokenizer)
+        rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+        episode = await rollout.episode(Job(pack.tasks("train")[0], 0))
+        assert episode.reward == 0.0, episode.error
+        found.append(episode.players)
+    low, high = {"player_0": -2.0, "player_1": 2.0}, {"player_0": 1.0, "player_1": -1.0}
+    assert found == [low, high, low], "J against Q"
+
+
+async def test_the_running_means_are_saved_and_resumed_to_the_bit(
+    tmp_path: Path, model: Path
+) -> None:
+    found = []
+    for name, parts in (("whole", (2,)), ("cut", (1, 2))):
+        project, run = tmp_path / name, None
+        project.mkdir()
+        write_pack(project)
+        (project / "agent.py").write_text(PLAY)
+        for steps in parts:
+            settings: dict[str, Any] = {
+                "task": {"packs": ["."], "agent": "agent.py:agent"},
+                "deterministic": True,
+            }
+            settings |= {"algo": {"advantage": "rae"}, "train": {"steps": steps, "lr": 1e-2}}
+            async with trainer_of(project, model, run=run, **settings) as trainer:
+                run = await trainer.train()
+                assert isinstance(trainer.learner, Learner)
+                means = dict(trainer.learner.means)
+                rows = trainer.store.runs.steps(run.id)
+        state = {k: v.clone() for k, v in trainer.loaded.model.state_dict().items()}
+        found.append((means, state, [row["grad_norm"] for row in rows]))
+        assert all(row["reward"] == 0 and "solved" not in row for row in rows)
+        assert all(row["facts/trained"] == 8 and row["groups/all_failed"] == 0 for row in rows)
+    (means, state, norms), (other, weights, again) = found
+    assert means == other and len(means) == 2 and any(means.values()) and norms == again
+    assert all(np.array_equal(state[key], weights[key]) for key in state)

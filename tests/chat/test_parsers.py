@@ -2,8 +2,11 @@
 
 import pytest
 
+from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
+from agentrl_cli.agents.gateway.request import RequestError, read_tools
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, detect_parser, load_parser
+from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines
 from agentrl_cli.errors import NotFound
 from tests.helpers.growth import exponent
 from tests.helpers.parsers import (
@@ -457,3 +460,36 @@ def test_thinking_with_markup_of_its_own_is_not_content(
     unended = parse_text(thought[:-4] + GOOD["gemma4"], parser, TOOLS) if name == "gemma4" else None
     assert unended is None or not unended.calls, "a call inside unfinished thinking does not count"
     assert "reasoning_content" not in parse_text(answer, parser, TOOLS).message
+
+
+# --- hostile and absurd texts are read in time proportional to their length ---
+
+
+def test_white_space_is_read_in_linear_time() -> None:
+    for work in (
+        drop_empty,
+        drop_empty_lines,
+        lambda text: without_echo(assistant_message(text, (), None)),
+    ):
+        assert exponent(lambda n, work=work: work(" " * n + "x"), 1000) < 1.5  # type: ignore[misc]
+
+
+def test_names_of_tools_are_compared_in_linear_time() -> None:
+    tools = [{"name": f"t{n}"} for n in range(16 * 400)]
+    assert exponent(lambda n: read_tools(tools[:n]), 400) < 1.5
+    with pytest.raises(RequestError, match="two functions named 't3'"):
+        read_tools([*tools[:9], tools[3]])
+
+
+def test_an_echo_of_calls_is_taken_off() -> None:
+    listed = "Calling tools:\n[{'id': '1', 'function': {}}]"
+    said = assistant_message(f"I add.\n \n{listed} \n", (), None)
+    assert without_echo(said) == {**said, "content": "I add."}
+    for text in (listed, "I add.", f"I add.\n{listed} and more"):
+        assert without_echo(assistant_message(text, (), None)) is None
+
+
+def test_empty_thinking_goes_with_the_white_space_around_it() -> None:
+    text = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
+    assert drop_empty(text) == "ab <think>c"
+    assert drop_empty_lines(text) == "a\nb <think>c\n"

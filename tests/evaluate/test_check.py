@@ -9,6 +9,7 @@ import pytest
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.tasks import load_pack
+from benchmarks.grader_attacks import attack, planted, sound_ones, write
 from tests.helpers.cli import Cli
 
 
@@ -123,3 +124,35 @@ def test_the_command_groups_what_is_the_same(pack: Path, cli: Cli) -> None:
     (result,) = cli.json("check", str(pack), "--all", code=1)
     places = [problem["where"] for problem in result["problems"]]
     assert places == [f"data/train.jsonl:{n}" for n in (2, 3, 4)]
+
+
+# --- attacks on graders ---
+
+
+WORDS = {
+    "substring": "counts as solved",
+    "tolerance fails on nan": "the constant 'nan' counts as solved",
+    "raises on a huge number": "makes the grader fail",
+    "a judge that reads a score": "an order to the judge counts as solved",
+    "exit status alone": "leaves before the tests run",
+    "pays calls": "lower its weight",
+    "every other time": "graded differently",
+}
+PLANTED = dict(planted())
+
+
+def test_there_are_fifty_planted_graders() -> None:
+    assert len(PLANTED) == 50
+
+
+@pytest.mark.parametrize("name", WORDS)
+async def test_a_faulty_grader_is_named(name: str, tmp_path: Path) -> None:
+    rows, code, rewards = PLANTED[name]
+    found = await attack(write(tmp_path / "p", rows[:3], code, rewards), None)
+    assert any(WORDS[name] in text for text in found), found
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_a_sound_grader_is_left_alone(number: int, tmp_path: Path) -> None:
+    _, (rows, code, rewards) = list(sound_ones(None))[number]
+    assert await attack(write(tmp_path / "p", rows[:4], code, rewards), None) == []

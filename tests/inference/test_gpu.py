@@ -5,6 +5,7 @@ kernel computes, and how fast, is not shown by this.
 """
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,12 @@ from agentrl_cli.inference.sampler import draw, steer
 from agentrl_cli.learning.forward import compute
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.learning.padded_forward import continued, decoder_of
+from agentrl_cli.store import Store
 from agentrl_cli.types import Sampling
 from benchmarks.architectures import build
 from tests.helpers.local import VOCAB, tiny
+from tests.helpers.second_device import NAME, install
+from tests.helpers.train import spawn, write_project
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"
@@ -223,3 +227,21 @@ def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             found.top_ids,
         ):
             assert tensor.device.type == "meta" and tensor.shape[0] == 3
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_commands_stay_on_their_device(tmp_path: Path, model: Path, lora: bool) -> None:
+    adapter = {"enabled": lora, "r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}
+    project = write_project(tmp_path, model, adapter=adapter, train={"steps": 2, "save_every": 1})
+    there = ["--set", f"model.device={NAME}"]
+    commands = [
+        ["train"],
+        ["train", "--resume", "last", "--steps", "3"],
+        ["eval", "--samples", "1"],
+    ]
+    for words in commands if lora else [*commands[:1], ["rollout", "-n", "2"]]:
+        code, text = spawn(project, *words, *([] if "--resume" in words else there), before=install)
+        assert code == 0, text
+    with Store.open(project / "runs/agentrl.db", readonly=True) as store:
+        run = next(run for run in store.runs.all() if run.kind == "train")
+        assert run.status == "finished" and run.step == (3 if lora else 2)

@@ -6,15 +6,20 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from agentrl_cli.commands import main
+from agentrl_cli.config.train import Stop
 from agentrl_cli.reports.html import push_step
+from agentrl_cli.reports.legend import LEGEND, RULES_TITLE, find_words
 from agentrl_cli.reports.report import make_report, oddest
+from agentrl_cli.rollout.flags import RULES
 from agentrl_cli.store import Store
+from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.reader import token_texts
-from agentrl_cli.types import Origin, Outcome, RewardPart, ToolResult
+from agentrl_cli.types import Fact, Origin, Outcome, RewardPart, ToolResult
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.web import browser
@@ -181,3 +186,30 @@ def test_the_oddest_has_the_rarest_flags_and_a_push_has_seven_steps(db: Path) ->
     assert [push_step(p) for p in (5.0, 1.0, 0.99, 1 / 64, 1 / 129, -1.0, -0.3, 0.0, float("nan"))] == [
         7, 7, 6, 1, 0, -7, -5, 0, 0,
     ]  # fmt: skip
+
+
+# --- the words of the screens ---
+
+
+def test_every_flag_outcome_fact_and_layer_is_explained() -> None:
+    words = {title.partition(":")[0]: section for title, section in LEGEND.items()}
+    assert set(words["Flags"]) == {*RULES, "DRIFT"}
+    assert set(", ".join(words["Outcomes"]).split(", ")) == {str(one) for one in Outcome}
+    assert set(words["Facts"]) == {fact.kind for fact in Fact}
+    keys = [name.partition(" ")[0] for name in words["Layers"]]
+    assert keys == [layer_key(number) for number in range(len(LAYERS))]
+
+
+def test_a_word_is_found_whole_before_in_part_and_rules_are_words() -> None:
+    assert find_words("notool") == {
+        "Flags: anomalies of an episode, by rules": {"NOTOOL": "no tool was called"}
+    }
+    assert list(find_words("push")["On the screens"]) == ["push"]
+    assert "train.lr" in find_words("collapse")[RULES_TITLE]["collapse"]
+    for rule in get_args(Stop):
+        assert rule in find_words(rule)[RULES_TITLE]
+
+
+def test_the_command(cli: Cli) -> None:
+    assert list(cli.json("words", "adv")["On the screens"]) == ["adv"]
+    cli("words", "LOPP", code=2, said="loop")

@@ -1,4 +1,4 @@
-"""Packs as folders, from scripts and with adapters; what a mistake in one says. Rows are in test_tasks."""
+"""Packs as folders, from scripts and with adapters; what a mistake in one says. Rows are in test_rows."""
 
 import dataclasses
 import hashlib

@@ -23,7 +23,7 @@ from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
-from tests.sft.test_from_file import CALLED, SYSTEM
+from tests.sft.test_sft import CALLED, SYSTEM
 
 HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
 """minimind's 2-layer configuration."""

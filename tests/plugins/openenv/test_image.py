@@ -20,7 +20,7 @@ from agentrl_cli.sandbox.container import connect
 from agentrl_cli.types import Task
 from tests.helpers.cli import Cli
 from tests.helpers.programs import python_with
-from tests.plugins.openenv.test_hostile import SERVER
+from tests.plugins.openenv.test_openenv import LIAR
 
 NAME = "agentrl-test-openenv"
 PYTHON = "/usr/local/bin/python3"
@@ -64,8 +64,8 @@ def made(engine: Any, python: str) -> Iterator[str]:
     with tarfile.open(fileobj=files, mode="w") as tar:
         tar.add(folder, "websockets", filter=lambda one: None if ".so" in one.name else one)
         script = tarfile.TarInfo("server.py")
-        script.size = len(SERVER.encode())
-        tar.addfile(script, io.BytesIO(SERVER.encode()))
+        script.size = len(LIAR.encode())
+        tar.addfile(script, io.BytesIO(LIAR.encode()))
     container = engine.create_container(image.tag([]), ["true"])["Id"]
     try:
         engine.put_archive(container, "/", files.getvalue())
