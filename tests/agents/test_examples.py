@@ -11,18 +11,16 @@ import pytest
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.jail import unavailable
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
 from benchmarks.clients import CLIENTS, Client, fork_trace
+from tests.helpers.chat import CHAT
 from tests.helpers.gateway import call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHAT = Chat(ByteTokenizer())
 
 EXAMPLES = {
     "math_agent": "openai",

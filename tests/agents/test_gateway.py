@@ -25,8 +25,8 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Sampling
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
-from tests.helpers.chat import schema
-from tests.helpers.gateway import CHAT, MODEL, Held, World, call, served, session_of, world_of
+from tests.helpers.chat import CHAT, schema
+from tests.helpers.gateway import MODEL, Held, World, call, served, session_of, world_of
 
 ADD = schema("add", {"a": "number"})
 HI = [{"role": "user", "content": "Hi."}]

@@ -13,8 +13,6 @@ import pytest
 
 from agentrl_cli.agents import worker as shipped
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -22,11 +20,10 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Outcome, Task
 from tests.agents.test_runners import LIMITS, ROOT, pack_of, play
+from tests.helpers.chat import CHAT
 from tests.helpers.gateway import MODEL, call, served, world_of
 from tests.helpers.processes import soon
 from tests.helpers.programs import agent_of, episode_of, rehearsed
-
-CHAT = Chat(ByteTokenizer())
 
 
 def free() -> str:

@@ -16,8 +16,6 @@ from agentrl_cli.agents.runners import AgentRollout, emit_reward
 from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.agents.runners.command import last_reward
 from agentrl_cli.agents.runners.server import EpisodeServer
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import Hook, HookList
@@ -26,10 +24,10 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome, Sampling, Task
+from tests.helpers.chat import CHAT
 from tests.helpers.gateway import call
 from tests.helpers.processes import alive, soon
 
-CHAT = Chat(ByteTokenizer())
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMITS = {"max_tokens": 4000, "max_new_tokens": 100, "max_turns": 4}
 ADD = {

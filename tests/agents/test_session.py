@@ -13,8 +13,8 @@ from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.agents.gateway.tree import ROOT
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Generation, Origin
-from tests.helpers.chat import schema
-from tests.helpers.gateway import CHAT, Held, call, session_of
+from tests.helpers.chat import CHAT, schema
+from tests.helpers.gateway import Held, call, session_of
 
 
 def ask(messages: Any = ({"role": "user", "content": "Hi."},), **more: Any) -> ModelRequest:
@@ -170,10 +170,6 @@ async def say(session: Session, messages: list[dict[str, Any]], **more: Any) -> 
     return message
 
 
-def branch_text(session: Session, leaf: int) -> str:
-    return CHAT.decode(session.tree.nodes[leaf].ids)
-
-
 async def test_a_conversation_keeps_its_ids_and_renders_only_what_is_new() -> None:
     # Written with other spaces and key order than any client would: a re-rendering would change the ids.
     written = '<tool_call>\n{"arguments":{"b":2,"a":1},  "name": "add"}\n</tool_call>'
@@ -257,7 +253,7 @@ async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
         int(trace.tokens.slice(turn.start, turn.end).trained_mask.any()) for turn in trace.turns
     ]
     assert sum(sampled) == trace.calls == 5
-    text = branch_text(session, 6)
+    text = CHAT.decode(session.tree.nodes[6].ids)
     assert (
         "So far: 3." in text
         and "1 + 2?" not in text

@@ -22,7 +22,8 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
-from tests.agents.test_runners import CHAT, LIMITS, TOOLS, pack_of
+from tests.agents.test_runners import LIMITS, TOOLS, pack_of
+from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
 from tests.helpers.train import episodes_of, trainer_of, write_pack, write_project

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, ToolEnv, as_env_error
 from agentrl_cli.errors import EnvError, NotFound, SandboxFault
@@ -22,12 +20,11 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Outcome, Task, ToolCall, ToolResult
-from tests.helpers.chat import add
+from tests.helpers.chat import BYTES, CHAT, add
 from tests.helpers.sandbox import open_sandbox
 from tests.helpers.session import open_chat
 
 TASK = Task("t", "p", "f", "train", ({"role": "user", "content": "Hi."},), {"answer": "5"})
-BYTES = ByteTokenizer()
 
 
 def turn(*calls: ToolCall, content: str = "") -> AssistantTurn:
@@ -278,7 +275,7 @@ def guess_rollout(tmp_path: Path, replies: list[str]) -> tuple[Rollout, Job]:
     (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"}\n')
     pack = load_pack(str(tmp_path))
     config = Config.model_validate({"rewards": {"env": 1.0}})
-    return Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"guess": pack}, config), Job(
+    return Rollout(ScriptedPolicy(replies, BYTES), CHAT, {"guess": pack}, config), Job(
         pack.tasks("train")[0], 0
     )
 

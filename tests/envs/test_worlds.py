@@ -28,6 +28,7 @@ from agentrl_cli.rollout.world import make_env
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Message, Origin, Outcome, Task
+from tests.helpers.chat import CHAT
 from tests.helpers.remote import server
 from tests.helpers.session import open_chat
 from tests.helpers.web import completion, served
@@ -417,7 +418,6 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
         assert "12*4.5?" in seen[0]["prompt"] and "calculator" in seen[0]["prompt"]
 
 
-CHAT = Chat(ByteTokenizer())
 GUESS = {"prompt": "Guess my number.", "low": 1, "high": 100, "secret": 42}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
@@ -37,11 +36,9 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.checkpoint_names import full_name, trained_by
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Outcome
+from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.web import completion, served
-
-BYTES = ByteTokenizer()
-CHAT = Chat(BYTES)
 
 # --- statistics ------------------------------------------------------------------------------------------------------
 

@@ -82,14 +82,16 @@ def problems(
             yield f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {phrase!r}: write {phrases[phrase]}"
 
 
-def found_in(file: Path) -> list[str]:
-    phrases = words()
-    name = file.relative_to(ROOT).as_posix()
-    return list(problems(name, file.read_text(encoding="utf-8"), phrases, pattern(phrases)))
-
-
 def test_files_use_the_words_of_the_style_guide() -> None:
-    found = [problem for file in files(set(ROOMS)) for problem in found_in(file)]
+    phrases = words()
+    expression = pattern(phrases)
+    found = [
+        problem
+        for file in files(set(ROOMS))
+        for problem in problems(
+            file.relative_to(ROOT).as_posix(), file.read_text("utf-8"), phrases, expression
+        )
+    ]
     assert not found, "\n".join(["See docs/style.md.", *found])
 
 

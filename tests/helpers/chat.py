@@ -1,12 +1,15 @@
-"""Small tokenizers and schemas that the chat tests share."""
+"""Small tokenizers, a chat and schemas that the tests share."""
 
 import re
 from collections.abc import Sequence
 from functools import cache
 
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.types import ToolSchema
 
+BYTES = ByteTokenizer()
+CHAT = Chat(BYTES)
 TEXTS = (
     "print(6*7) def f(x): return x run_python arguments name code user assistant system tool_response print print",
     "What is the answer? It is 42.\nLet me see.\n<tools>\n</tools>\n\n",

@@ -13,13 +13,12 @@ from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Generation, Sampling
+from tests.helpers.chat import CHAT
 
-CHAT = Chat(ByteTokenizer())
 LIMITS = Limits(max_tokens=32000, max_new_tokens=2000)
 MODEL = "scripted"
 

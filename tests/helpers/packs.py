@@ -4,16 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode
-
-CHAT = Chat(ByteTokenizer())
+from tests.helpers.chat import CHAT
 
 TASK = '''
 def right(episode, ctx):

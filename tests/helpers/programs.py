@@ -10,8 +10,6 @@ import pytest
 
 from agentrl_cli.agents.programs import ForeignAgent
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -19,8 +17,7 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Episode
-
-CHAT = Chat(ByteTokenizer())
+from tests.helpers.chat import CHAT
 
 
 def agent_of(file: Path) -> type[ForeignAgent]:

@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
@@ -35,6 +33,7 @@ from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, RewardPart, Task
+from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.train import trainer_of
 
 TASK = Task("t1", "p", "f", "train", ())
@@ -191,8 +190,6 @@ async def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:
         load_hooks(["jsonk"])
 
 
-BYTES = ByteTokenizer()
-CHAT = Chat(BYTES)
 SOON = 0.1
 """Seconds of silence after which the watchman of these tests reports."""
 

@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from agentrl_cli.agents.serve.server import open_server
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
@@ -29,11 +27,11 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.store import Store
 from agentrl_cli.types import TOP_K, Episode, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
+from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.remote import server
 from tests.helpers.train import episodes_of, trainer_of, write_project
 from tests.tui.test_chat import serve
 
-BYTES = ByteTokenizer()
 STOP = BYTES.eos_ids[0]
 PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
@@ -87,7 +85,7 @@ async def test_scripted_by_function_and_by_mapping() -> None:
 
 
 async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
-    chat = Chat(BYTES)
+    chat = CHAT
     requests: list[dict[str, Any]] = []
     call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -345,7 +343,7 @@ async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
 
     async with server(handler) as url:
         mode = "completions" if "text" in bad else "chat"
-        policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), mode=mode, retries=0)
+        policy = OpenAIPolicy(url, "gpt", CHAT, mode=mode, retries=0)
         policy.observe("a", [{"role": "user", "content": "Hello?"}])
         with pytest.raises(BadAnswer, match="sent"):
             await policy.generate("a", [1], Sampling(max_new_tokens=12))

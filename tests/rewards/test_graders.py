@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 
 import agentrl_cli
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
@@ -34,6 +32,7 @@ from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.types import Episode, Message, Outcome, RewardPart, Task
+from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.processes import soon
 from tests.helpers.train import (
@@ -45,7 +44,6 @@ from tests.helpers.train import (
     write_project,
 )
 
-BYTES = ByteTokenizer()
 CALL = '<tool_call>\n{"name": "act", "arguments": {}}\n</tool_call>'
 
 
@@ -73,7 +71,7 @@ def rollout_of(
     config = Config.model_validate({"rollout": {"max_tokens": 2000, **limits}})
     replies = [CALL, "done"] if tools else ["done"]
     rollout = Rollout(
-        ScriptedPolicy(replies, BYTES), Chat(BYTES), {"p": pack}, config, hooks=HookList(hooks)
+        ScriptedPolicy(replies, BYTES), CHAT, {"p": pack}, config, hooks=HookList(hooks)
     )
     return rollout, [Job(pack.tasks("train")[0], seed=n, sample=n) for n in range(6)]
 

@@ -12,7 +12,6 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import Hook, HookList
@@ -35,11 +34,9 @@ from agentrl_cli.types import (
     Task,
     ToolResult,
 )
-from tests.helpers.chat import add
+from tests.helpers.chat import BYTES, CHAT, add
 from tests.helpers.processes import soon
 
-BYTES = ByteTokenizer()
-CHAT = Chat(BYTES)
 STOP = BYTES.eos_ids[0]
 
 

@@ -43,7 +43,10 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     run = start(tmp_path / "p", "rollout", "--model", "scripted", "-n", "500")
     pid = run.process.pid
     try:
-        assert comes(lambda: bool(_rows(tmp_path / "p")), run.process.is_alive), run.end()
+        log = tmp_path / "p" / "runs" / "agentrl.db-wal"
+        assert comes(
+            lambda: log.is_file() and log.stat().st_size > 400_000, run.process.is_alive
+        ), run.end()
         started = {child: owner.born(str(child)) for child in descendants(pid)}
         assert commands("sandbox/main.py"), "episodes run, so a runner does"
         os.kill(pid, number)
@@ -56,12 +59,6 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     if number == signal.SIGKILL:
         asyncio.run(_open_and_close())  # the next start sweeps what is left
     assert _of(Path("/sys/fs/cgroup"), pid) == []
-
-
-def _rows(project: Path) -> list[Path]:
-    return [
-        file for file in (project / "runs").glob("agentrl.db-wal") if file.stat().st_size > 400_000
-    ]
 
 
 def _of(top: Path, pid: int) -> list[str]:

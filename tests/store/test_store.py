@@ -653,12 +653,6 @@ def with_calls(said: list[Said], name: str) -> Episode:
     return one.with_(turns=tuple(turns))
 
 
-def answered(store: Store, name: str) -> list[tuple[int, str]]:
-    """(turn that asked, answer) of every stored result."""
-    sql = "SELECT turn, result FROM tool_calls WHERE episode_id=? AND result IS NOT NULL ORDER BY result_turn"
-    return [(int(turn), str(text)) for turn, text in store.conn.execute(sql, (name,))]
-
-
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("shape", sorted(TREES))
 def test_a_tree_comes_back_and_results_belong_to_the_calls_of_their_path(
@@ -686,7 +680,8 @@ def test_a_tree_comes_back_and_results_belong_to_the_calls_of_their_path(
         "three_leaves": [],
         "chain": [(1, "answer 2"), (3, "answer 4")],
     }
-    assert answered(store, "e") == expected[shape]
+    sql = "SELECT turn, result FROM tool_calls WHERE result IS NOT NULL ORDER BY result_turn"
+    assert store.conn.execute(sql).fetchall() == expected[shape]
 
 
 def test_signals_are_stored_with_the_turn_of_their_token(store: Store) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.paths import pack_names, packs_dir
@@ -19,6 +17,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sft.demonstrations import Recipe, demonstrations, parse_recipe
 from agentrl_cli.tasks import Pack, draw_splits, load_pack, question
 from agentrl_cli.types.content import content_text
+from tests.helpers.chat import CHAT
 
 FIELDS = {
     "calc-task": ("expression", "answer"),
@@ -54,7 +53,6 @@ def test_fields_are_declared() -> None:
 async def test_packs_mix_in_one_run_with_results_per_pack() -> None:
     names = ("sql-task", "parallel-task", "guess-task")
     packs = {name: load_pack(name) for name in names}
-    chat = Chat(ByteTokenizer())
     config = Config()
     config.rollout.max_tokens, config.rollout.max_turns = 20_000, 10
     tasks = [task for pack in packs.values() for task in pack.tasks("test", limit=3)]
@@ -62,14 +60,14 @@ async def test_packs_mix_in_one_run_with_results_per_pack() -> None:
     turns: dict[str, int] = {}
 
     def reply(key: str, ids: Sequence[int]) -> str:
-        task = next(task for text, task in prompts.items() if text in chat.decode(list(ids)))
+        task = next(task for text, task in prompts.items() if text in CHAT.decode(list(ids)))
         said = [m for m in packs[task.pack].solution(task) if m["role"] == "assistant"]
         turns[key] = turns.get(key, -1) + 1
         if task.pack == "guess-task":
             return "no number"
-        return chat.assistant_text(said[turns[key]], packs[task.pack].schemas)
+        return CHAT.assistant_text(said[turns[key]], packs[task.pack].schemas)
 
-    rollout = Rollout(ScriptedPolicy(reply, chat.tokenizer), chat, packs, config)
+    rollout = Rollout(ScriptedPolicy(reply, CHAT.tokenizer), CHAT, packs, config)
     done = await rollout.run([Job(task, 1) for task in tasks])
     by_pack = {
         name: [episode.primary for episode in done if episode.pack == name] for name in names

@@ -117,7 +117,13 @@ async def test_a_model_that_was_changed_is_named_without_internals() -> None:
     )
     logprobs(policy.model, packed)
     for layer in policy.model.model.layers:
-        layer.self_attn.register_forward_pre_hook(without_arguments, with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(  # takes from it what tells it how to attend
+            lambda module, args, given: (
+                args,
+                {key: value for key, value in given.items() if key not in ("view", "packing")},
+            ),
+            with_kwargs=True,
+        )
     policy.set_version("changed")
     with pytest.raises(PolicyError, match="was changed while it was in use") as sampling:
         await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
@@ -126,8 +132,3 @@ async def test_a_model_that_was_changed_is_named_without_internals() -> None:
     for error in (sampling.value, learning.value):
         assert "agentrl train --resume last" in error.hint and "asked" not in error.message
     await policy.close()
-
-
-def without_arguments(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Take from a layer what tells it how to attend."""
-    return args, {key: value for key, value in kwargs.items() if key not in ("view", "packing")}

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import json
+import os
 import pickle
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,40 +35,20 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def behead(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(b"\xff" * min(16, len(data)) + data[16:])
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(bytes(range(256)) * 8)
-
-
-def other_pickle(path: Path) -> None:
-    torch.save({"something": "else"}, path)
-
-
-def evil_pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps(print))
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
-    "empty": empty,
-    "cut": cut,
-    "garbage": garbage,
+    "empty": partial(Path.write_bytes, data=b""),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "garbage": partial(Path.write_bytes, data=bytes(range(256)) * 8),
     "header": behead,
     "bit": flip,
-    "pickle": other_pickle,
-    "code": evil_pickle,
+    "pickle": partial(torch.save, {"something": "else"}),
+    "code": partial(Path.write_bytes, data=pickle.dumps(print)),
 }
 
 
@@ -178,7 +160,7 @@ def test_the_ending_is_that_of_an_uninterrupted_run(tmp_path: Path, model: Path)
             assert spawn(project, "train", "--steps", "3")[0] == 0
             (folder,) = (project / "runs").glob("*/checkpoints")
             flip(folder / "last" / "trainer.pt")
-            cut(folder / "step-000002" / "model.safetensors")
+            DAMAGES["cut"](folder / "step-000002" / "model.safetensors")
             code, said = spawn(project, "train", "--resume", "last", "--steps", "4")
             assert said.count("not whole") == 2 and "resumed at step 1" in said, said
         else:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
@@ -29,6 +28,7 @@ from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.types import Generation, Sampling, StopReason
+from tests.helpers.chat import BYTES
 from tests.helpers.core import ROOT
 from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server, vllm_answer
@@ -146,7 +146,6 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
     assert max(bad) > 0.02 and named, bad
 
 
-BYTES = ByteTokenizer()
 STOP = BYTES.eos_ids[0]
 PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 

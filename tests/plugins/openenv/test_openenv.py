@@ -138,10 +138,6 @@ def answers(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def lives(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is None
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     python = python_with("openenv", "openenv websockets")
@@ -157,7 +153,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         processes.append(process)
         found[name] = f"http://127.0.0.1:{port}"
 
-        assert comes(partial(answers, port), partial(lives, process))
+        assert comes(partial(answers, port), lambda: process.poll() is None)
     yield found
     for process in processes:
         process.terminate()

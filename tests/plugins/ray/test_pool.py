@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import (
@@ -65,11 +63,11 @@ from agentrl_cli.types import (
     ToolResult,
     Turn,
 )
+from tests.helpers.chat import CHAT
 from tests.helpers.processes import soon
 from tests.helpers.train import settings, write_pack
 from tests.plugins.ray.links import Play, ScriptedLink, copy_of
 
-CHAT = Chat(ByteTokenizer())
 TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
 
 

@@ -225,11 +225,6 @@ def test_weights_of_a_killed_run_go_at_the_next_start(
     assert not kept.exists()
 
 
-def raylet_of(node: Any) -> int:
-    """The process of a Ray node that starts its actors."""
-    return int(node.all_processes["raylet"][0].process.pid)
-
-
 def parent_of(worker: RemoteWorker) -> int:
     assert worker.hello is not None
     return int(Path(f"/proc/{worker.hello.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -271,7 +266,10 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
             assert isinstance(policy, ClusterPolicy)
             while not (ready := [one for one in policy.workers.workers if one.ready]):
                 await asyncio.sleep(0.05)
-            (used,) = (node for node in nodes if raylet_of(node) == parent_of(ready[-1]))
+            parent = parent_of(ready[-1])  # the process of a Ray node that starts its actors
+            (used,) = (
+                node for node in nodes if node.all_processes["raylet"][0].process.pid == parent
+            )
             await asyncio.to_thread(cluster.remove_node, used)
             cluster.add_node(**node)  # one that comes back is used again; Ray wants the main thread
             await running

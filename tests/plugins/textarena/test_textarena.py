@@ -12,9 +12,10 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
+from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.programs import CHAT, compare, play_published, python_with
+from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """
 import textarena
