@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,6 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
 from agentrl_cli.types import Episode, Origin, Outcome, Tokens
 from tests.helpers.cli import Cli
-from tests.helpers.processes import comes
 from tests.helpers.train import Started, start, write_model
 
 TOOL = {
@@ -236,12 +234,7 @@ async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) ->
 def recording(folder: Path) -> tuple[Started, str]:
     words = ("--model", "scripted", "--port", "0", "--record", "--db", "a.db")
     server = start(folder, "serve", *words)
-    assert comes(
-        lambda: server.log.is_file() and "/v1\n" in server.log.read_text(), server.process.is_alive
-    )
-    base = re.search(r"^(http://127\.0\.0\.1:\d+)/v1$", server.log.read_text(), re.MULTILINE)
-    assert base is not None
-    return server, base[1]
+    return server, server.line("http://127.0.0.1:").removesuffix("/v1")
 
 
 def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Path) -> None:
@@ -275,7 +268,6 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
     assert {key: len(episode.turns) for key, episode in found.items()} == {"open": 2, "over": 2}
     assert (found["over"].outcome, found["over"].reward) == (Outcome.SOLVED, 1.0)
     assert found["open"].outcome is None and (status(db).running, status(db).interrupted) == (0, 1)
-    server.log.unlink()
     server, _ = recording(tmp_path)
     os.kill(server.process.pid, signal.SIGINT)
     code, output = server.end()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode
+from tests.helpers.processes import comes
 
 if TYPE_CHECKING:
     from agentrl_cli.trainer import Trainer
@@ -211,6 +214,17 @@ class Started:
     process: Any
     log: Path
 
+    def line(self, begins: str) -> str:
+        """Wait for a line of its output that begins so."""
+
+        def found() -> list[str]:
+            text = self.log.read_text() if self.log.is_file() else ""
+            whole = text.rpartition("\n")[0].splitlines()
+            return [line for line in whole if line.startswith(begins)]
+
+        assert comes(lambda: bool(found()), self.process.is_alive), self.end()
+        return found()[0]
+
     def end(self) -> tuple[int, str]:
         try:
             self.process.join()
@@ -228,10 +242,27 @@ def start(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     started = Started(None, project / log)
+    started.log.unlink(missing_ok=True)
     given = (str(project), str(started.log), list(args), before)
     started.process = context.Process(target=agentrl_process, args=given)
     started.process.start()
     return started
+
+
+def set_environment(**values: str) -> None:
+    os.environ.update(values)
+
+
+@contextmanager
+def serving(project: Path, *args: str, **environment: str) -> Iterator[str]:
+    """Yield the address that a command prints, which runs until SIGTERM."""
+    before = partial(set_environment, **environment)
+    server = start(project, *args, log=f"{project.name}.served", before=before)
+    try:
+        yield server.line("http")
+    finally:
+        server.process.terminate()
+        server.end()
 
 
 def agentrl_process(
@@ -249,7 +280,11 @@ def agentrl_process(
     if before is not None:
         before()
     sys.argv[1:] = args  # what a command starts again
-    sys.exit(main(args))
+    atexit._clear()  # of the process that this one was forked from
+    try:
+        sys.exit(main(args))
+    finally:
+        atexit._run_exitfuncs()  # as at the end of a program; multiprocessing leaves that out
 
 
 def as_bytes(value: Any) -> Any:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from agentrl_cli.commands import main
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.tui.common.plain_text import harmless
 from tests.helpers.cli import Cli
@@ -67,22 +70,15 @@ def on_terminal(*command: str, cwd: Path) -> bytes:
     return out
 
 
-def test_live_output_is_harmless_on_a_terminal_and_raw_in_a_pipe(tmp_path: Path) -> None:
+def test_live_output_is_harmless_on_a_terminal_and_raw_in_a_pipe(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "nasty.py"
     program.write_text(f"print({NASTY!r})")
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "sandbox",
-        "run",
-        str(program),
-        "--level",
-        "landlock",
-    ]
-    piped = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
-    if piped.returncode == 3:
+    words = ["sandbox", "run", str(program), "--level", "landlock"]
+    if main(words) == 3:
         return  # no sandbox here
-    assert "\x1b[31mred" in piped.stdout.decode() and "\u202e" in piped.stdout.decode()
-    shown = on_terminal(*command, cwd=tmp_path).decode()
+    piped = capfd.readouterr().out
+    assert "\x1b[31mred" in piped and "\u202e" in piped
+    shown = on_terminal(sys.executable, "-m", "agentrl_cli", *words, cwd=tmp_path).decode()
     assert "red" in shown and "\x1b" not in shown and "\u202e" not in shown and "\x07" not in shown

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -342,12 +341,12 @@ def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
     assert sampled["advantage"] == pytest.approx(-0.77) and len(sampled["top"]) == 5
 
 
-def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "r.svg"
-    words = ["replay", EP, "--svg", str(picture), "--db", str(db)]
-    command = [sys.executable, "-m", "agentrl_cli", *words]
-    subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
-    text = picture.read_text("utf-8")
+def test_without_colours_the_glyphs_say_the_same(
+    db: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    cli("replay", EP, "--svg", "r.svg", "--db", str(db))
+    text = (cli.folder / "r.svg").read_text("utf-8")
     assert "eeeeee" in text and "~~~~" in text
 
 

@@ -2,10 +2,9 @@
 
 import importlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.plugins.otel.spans import ADDRESSES, send, tracer
 from agentrl_cli.types import Episode, StopReason, ToolCall, ToolResult, Turn
 from tests.helpers.cli import Cli
-from tests.helpers.processes import served
+from tests.helpers.train import serving
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -189,17 +188,12 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
     assert "invoke_agent" in names
 
 
-def started(address: str, *words: str) -> AbstractContextManager[str]:
-    """Yield the first line of a command that sends its spans to an address and runs until SIGTERM."""
-    return served([sys.executable, "-m", "agentrl_cli", *words], **{ADDRESSES[0]: address})
-
-
 def test_a_served_session_is_a_span(project: Path) -> None:
     import httpx2
 
     said = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
     words = ["serve", "--record", "--otel", "--model", "scripted", "--alias", "*", "--port", "0"]
-    with collector() as (address, got), started(address, *words, "--project", str(project)) as url:
+    with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
         answer = httpx2.post(place, json=said, timeout=None)
         assert answer.status_code == 200, answer.text
@@ -217,8 +211,8 @@ def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
         for n, text in enumerate(("2+3", key))
     ]
     words = ["tools", "serve", "--otel", "--set", f"telemetry.content={content}", "--no-auth"]
-    words += ["--port", "0", "--project", str(project)]
-    with collector() as (address, got), started(address, *words) as url:
+    words += ["--port", "0"]
+    with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         httpx2.post(f"{url}/v1/open", json={"trajectory": content}, timeout=None)
         for _ in range(2):  # a retry runs nothing
             answer = httpx2.post(f"{url}/v1/call", json={"calls": calls}, timeout=None)
@@ -239,7 +233,7 @@ def test_the_receiver_takes_what_the_sdk_sends(
 ) -> None:
     db = str(tmp_path / "in.db")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-    with started("", "import", "otlp", "--listen", "0", "--db", db) as url:
+    with serving(tmp_path, "import", "otlp", "--listen", "0", "--db", db) as url:
         agentrl(url, *ROLLOUT, *CONTENT)
     cli.folder = project
     ours = cli.json("ls", "--run", "last", "--limit", "99")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants
 from tests.helpers.remote import server
+from tests.helpers.train import Started, start
 from tests.rollout.test_rollout import call, pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -426,19 +428,19 @@ async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path
         assert lost.outcome is Outcome.ENV_ERROR and "422" in lost.error and "start" in lost.error
 
 
+async def observed(session: Any, address: str, **body: Any) -> dict[str, Any]:
+    head = {"Authorization": "Bearer secret"}
+    answer = await session.post(f"{address}/get_observation", json=body, headers=head)
+    return dict(await answer.json())
+
+
 async def test_verl_tools_wire_format(tmp_path: Path) -> None:
     tally = Tally()
     async with (
         served(tmp_path, [tally.tool], token="") as (_, address),
         aiohttp.ClientSession() as session,
     ):
-
-        async def observe(**body: Any) -> dict[str, Any]:
-            answer: dict[str, Any] = await (
-                await session.post(f"{address}/get_observation", json=body)
-            ).json()
-            return answer
-
+        observe = partial(observed, session, address)
         action = f"I add.\n{call('bump', by=4)}"
         said = await observe(
             trajectory_ids=["x", "y"], actions=[action, "no call"], extra_fields=[{}, {}]
@@ -493,10 +495,7 @@ async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -
             served(tmp_path, [as_tool(now)], token="") as (_, address),
             aiohttp.ClientSession() as session,
         ):
-            for _ in range(2):
-                answers += [
-                    await (await session.post(f"{address}/get_observation", json=body)).json()
-                ]
+            answers += [await observed(session, address, **body) for _ in range(2)]
     assert [answer["observations"][0] for answer in (answers[0], answers[1], answers[3])] == [
         "1",
         "1",
@@ -561,8 +560,9 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
             said = await answer.json()
             assert (said["observations"], said["valids"]) == ([wanted], [True]), action
             assert float(answer.headers["X-Process-Time"]) > 0 and said["queue_time_ms"] == 0
-        body = {"trajectory_ids": ["y"], "actions": ["<mcp_call>{</mcp_call>"]}
-        said = await (await session.post(f"{address}/get_observation", json=body)).json()
+        said = await observed(
+            session, address, trajectory_ids=["y"], actions=["<mcp_call>{</mcp_call>"]
+        )
         assert said["valids"] == [False] and said["observations"][0]["invalid_reason"]
     assert ran[:2] == ["x = 1\nprint(x)", "print(2)"]
     done = subprocess.run(
@@ -571,26 +571,13 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
     assert done.stdout == "4 'x'\n"
 
 
-async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
-    """A server of the project in a folder, on a Unix socket, in a process of its own; and its address."""
+def started(folder: Path) -> tuple[Started, str]:
+    """A server of the project in a folder, on a Unix socket; and its address."""
     socket = folder / "tools.sock"
     socket.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "tools",
-        "serve",
-        "--socket",
-        str(socket),
-        "--token",
-        "secret",
-    ]
-    command += ["--journal", str(folder / "j.db"), "--project", str(folder)]
-    server = await asyncio.create_subprocess_exec(
-        *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert server.stdout is not None and b"unix:" in await server.stdout.readline()
+    words = ["--socket", str(socket), "--token", "secret", "--journal", str(folder / "j.db")]
+    server = start(folder, "tools", "serve", *words)
+    server.line("unix:")
     assert socket.stat().st_mode & 0o777 == 0o600
     return server, f"unix:{socket}"
 
@@ -604,7 +591,7 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
     ]
     slow = call("run_python", code="import time; time.sleep(1.5); n += 0")
     pack = pack_of(tools=["run_python"], answer="42")
-    server, address = await started(tmp_path)
+    server, address = started(tmp_path)
     try:
         async with connect(address, token="secret", patience=60) as remote:
             pack = replace(pack, tools=remote_tools(remote, await remote.schemas(), pack.tools))
@@ -617,16 +604,16 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
                     journal.execute(counts).fetchone()
                 ):  # some calls are done, some are running
                     await asyncio.sleep(0.02)
-            server.send_signal(signal.SIGKILL)
-            await server.wait()
-            server, _ = await started(tmp_path)
+            server.process.kill()
+            await asyncio.to_thread(server.end)
+            server, _ = await asyncio.to_thread(started, tmp_path)
             episodes = await running
         assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 4
         assert [result.text.strip() for result in episodes[0].turns[-2].results] == ["42"]
         assert episodes[0].turns[-2].results[0].level in ("ns", "landlock")
     finally:
-        server.send_signal(signal.SIGTERM)
-        assert await server.wait() == 0
+        server.process.terminate()
+        assert server.end()[0] == 0
 
 
 async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
@@ -635,7 +622,7 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
     (tmp_path / "agentrl.yaml").write_text(
         "task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n"
     )
-    server, address = await started(tmp_path)
+    server, address = started(tmp_path)
     try:
         socket = aiohttp.UnixConnector(address.removeprefix("unix:"))
         async with aiohttp.ClientSession(connector=socket) as proxy:  # which has pages as clients
@@ -650,7 +637,7 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
             await remote.post(
                 "/v1/call", {"calls": [{**one, "key": "a", "arguments": {"code": "n = 41"}}]}
             )
-            boxes = descendants(server.pid)
+            boxes = descendants(server.process.pid)
             assert boxes
             slow = {"code": "import time; time.sleep(1); n += 1; print(n)"}
             answer = asyncio.create_task(
@@ -659,16 +646,14 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
             with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
                 while journal.execute("SELECT count(*) FROM calls").fetchone()[0] < 2:
                     await asyncio.sleep(0.02)
-                server.send_signal(signal.SIGTERM)
+                server.process.terminate()
                 assert (await answer)["results"][0]["result"]["text"].strip() == "42"
-                assert await server.wait() == 0
+                assert (await asyncio.to_thread(server.end))[0] == 0
                 assert journal.execute("SELECT count(result) FROM calls").fetchone()[0] == 2
         assert not [pid for pid in boxes if alive(pid)]
         assert not (tmp_path / "tools.sock").exists()
     finally:
-        if server.returncode is None:
-            server.kill()
-            await server.wait()
+        server.process.kill()
 
 
 def test_the_command_refuses_an_open_door(cli: Cli) -> None:
@@ -679,26 +664,10 @@ def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "agentrl.yaml").write_text(
         "task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "tools",
-        "serve",
-        "--socket",
-        str(tmp_path / "s"),
-        "--token",
-        "t",
-    ]
-    command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None and server.stdout.readline().startswith("unix:")
-        server.send_signal(signal.SIGINT)
-        _, err = server.communicate()
-    assert "WARNING: Sandbox level bare isolates NOTHING" in err, err
-    assert server.returncode == 0
+    server, _ = started(tmp_path)
+    os.kill(server.process.pid, signal.SIGINT)
+    code, said = server.end()
+    assert code == 0 and "WARNING: Sandbox level bare isolates NOTHING" in said, said
 
 
 PAGES: list[dict[str, str]] = [
@@ -732,16 +701,13 @@ async def test_no_page_of_a_browser_reaches_the_tools(tmp_path: Path, token: str
 
 async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
     async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
-        head = {"Authorization": "Bearer secret"}
-
-        async def observe(action: str) -> Any:
-            body = {"trajectory_ids": ["x"], "actions": [action], "finish": [True]}
-            answer = await session.post(f"{address}/get_observation", json=body, headers=head)
-            return (await answer.json())["observations"][0]
-
         assert exponent(lambda count: _read_boxed("\\boxed{" * count), 2_000) < 1.5
-        assert await observe("\\boxed{" * 110_000) == "", (
-            "a finish without an answer, as in verl-tool"
-        )
-        assert await observe("so \\boxed{}} and \\boxed{4}") == "}"
-        assert await observe("so \\boxed{ 4 } or \\boxed{5}") == "4"
+        for action, wanted in (
+            ("\\boxed{" * 110_000, ""),  # a finish without an answer, as in verl-tool
+            ("so \\boxed{}} and \\boxed{4}", "}"),
+            ("so \\boxed{ 4 } or \\boxed{5}", "4"),
+        ):
+            said = await observed(
+                session, address, trajectory_ids=["x"], actions=[action], finish=[True]
+            )
+            assert said["observations"] == [wanted]
