@@ -2,8 +2,6 @@
 
 import logging
 import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -123,13 +121,3 @@ def test_arguments_nested_too_deeply_are_an_error() -> None:
     for _ in range(900):
         value = [value]
     assert validate_arguments(wanted, {"a": value}) == "the arguments are nested too deeply"
-
-
-def test_the_library_is_imported_when_a_call_is_checked() -> None:
-    code = "import sys, agentrl_cli.chat.render; print({'jsonschema', 'torch'} & set(sys.modules))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "set()\n"
-    )

@@ -25,6 +25,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.plain_text import fit_columns
 from agentrl_cli.types import Episode, Outcome, RewardPart
 from tests.helpers.cli import Cli
+from tests.helpers.processes import run_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -53,19 +54,6 @@ def test_a_project_without_runs_names_the_next_command(project: Path, cli: Cli) 
     assert said not in cli()
 
 
-def test_help_imports_hardly_anything() -> None:
-    unwanted = (
-        "numpy asyncio ssl pydantic yaml sqlite3 rich textual torch importlib.metadata.metadata"
-    )
-    code = "import sys\nfrom agentrl_cli.commands import main\nassert main(['--help']) == 0\n"
-    code += "print(sorted(set(sys.argv[1].split()) & set(sys.modules)))\n"
-    code += "print(sum(name.startswith('agentrl_cli.') and '.plugins.' not in name for name in sys.modules))"
-    command = [sys.executable, "-c", code, unwanted]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    found, modules = done.stdout.splitlines()[-2:]
-    assert found == "[]" and int(modules) <= 12, done.stdout
-
-
 @pytest.mark.parametrize(
     "begin",
     ["from agentrl_cli.commands import main; main(['words'])", "from agentrl_cli import Config"],
@@ -74,10 +62,7 @@ def test_threads_sleep_while_they_wait(begin: str) -> None:
     """OpenMP reads its variables when torch loads: before that they stand, whichever command or name comes first."""
     code = f"{begin}; import os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=bare, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "PASSIVE False"
+    assert run_code(code, env=bare).stdout.splitlines()[-1] == "PASSIVE False"
 
 
 def test_the_front_page_names_every_command(cli: Cli) -> None:
@@ -365,22 +350,6 @@ def test_completion_of_runs_episodes_checkpoints_and_settings(
     assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
     (tmp_path / "agentrl.yaml").write_text("store: [")
     assert completion.runs("") == []
-
-
-def test_a_page_of_help_needs_no_arrays_settings_or_store() -> None:
-    code = """
-import sys
-from agentrl_cli.commands import commands, load_command
-for name in commands().keys() - {"ls", "import"}:
-    load_command(name)
-print({"torch", "numpy", "jinja2", "agentrl_cli.config.models", "agentrl_cli.store.connection"} & set(sys.modules))
-"""
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout
-        == "set()\n"
-    )
 
 
 OLD = {

@@ -1,8 +1,6 @@
 """ls, show, export, runs, db, query, grep as a person runs them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from agentrl_cli.types import (
     Turn,
 )
 from tests.helpers.cli import Cli
+from tests.helpers.processes import run_code
 
 
 def make(path: Path) -> None:
@@ -278,13 +277,13 @@ def test_db(run: Cli, db: Path, tmp_path: Path) -> None:
     run("db", "vacuum")
 
 
-def test_readers_import_neither_torch_nor_textual(db: Path) -> None:
+def test_readers_import_neither_torch_nor_textual_and_print_to_a_pipe(db: Path) -> None:
     code = (
         "import sys; from agentrl_cli.commands import main\n"
-        "for c in (['ls'], ['show', 'last', '--tokens'], ['export', 'last'], ['grep', 'x']):\n"
-        f"    main([*c, '--db', {str(db)!r}])\n"
+        "for c in (['ls'], ['show', 'last', '--tokens'], ['export', 'last'], ['grep', 'x'],\n"
+        "          ['replay', 'last', '--layer', 'logp']):\n"
+        f"    assert main([*c, '--db', {str(db)!r}]) == 0\n"
         "bad = {'torch', 'transformers', 'textual', 'peft', 'tokenizers', 'sqlite_utils'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(bad)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert "\nreward " in run_code(code).stdout

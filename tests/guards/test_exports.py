@@ -1,13 +1,12 @@
 """The public names: sorted, complete, lazy. Importing the package is silent and free of torch."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import agentrl_cli
+from tests.helpers.processes import run_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INIT = ROOT / "agentrl_cli" / "__init__.py"
@@ -45,9 +44,33 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = agentrl_cli.Trianer
 
 
-def test_import_is_silent_and_light() -> None:
-    code = "import sys, agentrl_cli; print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+PAGES = """
+from agentrl_cli.commands import commands, load_command
+for name in commands().keys() - {"ls", "import"}:
+    load_command(name)
+"""
+UNASKED: dict[str, tuple[str, str, int]] = {
+    "package": ("import agentrl_cli", "torch numpy pydantic rich typer", 12),
+    "help": (
+        "from agentrl_cli.commands import main; main(['--help'])",
+        "numpy asyncio ssl pydantic yaml sqlite3 rich textual torch importlib.metadata.metadata",
+        12,
+    ),
+    "pages of help": (
+        PAGES,
+        "torch transformers peft accelerate safetensors numpy jinja2"
+        " agentrl_cli.config.models agentrl_cli.store.connection",
+        999,
+    ),
+    "chat": ("import agentrl_cli.chat.render", "jsonschema torch", 999),
+}
+
+
+@pytest.mark.parametrize(("code", "unwanted", "most"), UNASKED.values(), ids=UNASKED)
+def test_hardly_anything_is_imported_unasked(code: str, unwanted: str, most: int) -> None:
+    code += f"\nimport sys\nprint({{*{unwanted.split()}}} & {{*sys.modules}})\n"
+    code += "own = [one for one in sys.modules if one.startswith('agentrl_cli.')]\n"
+    done = run_code(f"{code}print(sum('.plugins.' not in one for one in own))")
+    *said, found, modules = done.stdout.splitlines()
+    assert found == "set()" and int(modules) <= most, done.stdout
+    assert done.stderr == "" and (not said or "main" in code), done.stdout

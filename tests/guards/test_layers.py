@@ -1,7 +1,6 @@
 """One total import order, between packages and inside them. Heavy packages stay where they belong."""
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -49,21 +48,6 @@ MAY_BE_HEAVY = (
 CIRCLES: set[frozenset[str]] = set()
 """Circles that are still to be dissolved. Nothing is added here."""
 
-READERS = (
-    "ls",
-    "show",
-    "replay",
-    "watch",
-    "grep",
-    "query",
-    "export",
-    "runs",
-    "db",
-    "config",
-    "init",
-    "doctor",
-    "chat",
-)
 
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 FILES = [file for file in FILES if not file.match("plugins/*/tasks/*/*")]  # packs, loaded by path
@@ -229,13 +213,3 @@ def test_what_runs_in_the_sandbox_uses_the_standard_library_alone() -> None:
         siblings = {other.stem for other in (ROOT / "sandbox").rglob("*")}
         named = {name.split(".")[0] for _, name in imports(parsed(path))}
         assert named - siblings <= set(sys.stdlib_module_names) | {"__future__", "sandbox"}, path
-
-
-def test_readers_import_no_torch() -> None:
-    names = [f"agentrl_cli.commands.{name}" for name in READERS if f"commands.{name}" in MODULES]
-    code = f"import sys, importlib\nfor n in {names!r}: importlib.import_module(n)\n"
-    code += f"print(sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout == "[]\n"

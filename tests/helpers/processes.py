@@ -5,9 +5,13 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def alive(pid: int) -> bool:
@@ -35,6 +39,16 @@ def commands(pattern: str) -> list[str]:
         with contextlib.suppress(OSError):
             found.append(path.read_bytes().decode("utf-8", "replace").replace("\0", " "))
     return [line for line in found if re.search(pattern, line) and "pytest" not in line]
+
+
+def run_code(
+    code: str, *args: str, cwd: Path = ROOT, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in Python, which has to end well."""
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, **more)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
 @contextlib.contextmanager

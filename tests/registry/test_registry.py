@@ -10,6 +10,7 @@ import pytest
 
 from agentrl_cli.errors import EnvError, NotFound
 from agentrl_cli.registry import load_file, names, resolve
+from tests.helpers.processes import run_code
 
 TABLE: dict[str, str | object] = {"root": "math:sqrt", "five": 5}
 
@@ -45,14 +46,7 @@ def test_an_edit_that_keeps_size_and_second_is_seen_by_the_next_process(tmp_path
     for value in ("1", "2"):
         file.write_text(f"value = {value}\n")
         os.utime(file, ns=(10**18, 10**18))
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == f"{value}\n"
+        assert run_code(program, env=environment).stdout == f"{value}\n"
 
 
 def test_unknown_names_name_the_nearest(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from datetime import date
@@ -36,6 +34,7 @@ from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.tools.schema import type_schema
 from agentrl_cli.types import ToolCall, ToolResult
 from tests.helpers.cli import Cli
+from tests.helpers.processes import run_code
 
 SANDBOXED = (
     "run_python",
@@ -357,8 +356,8 @@ async def go():
             print("late", thread_metrics())
 asyncio.run(go())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    done = run_code(code)
+    assert "Traceback" not in done.stderr
     assert done.stdout == "late {'threads/abandoned': 1.0}\nlate {'threads/abandoned': 2.0}\n"
     assert done.stderr.count("still runs in its thread") == 1
 

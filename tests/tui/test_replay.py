@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -319,17 +317,6 @@ def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
     ):
         assert shown in out, shown
     assert "eeeeee" in out and "abcdefg down" in out
-
-
-def test_plain_needs_no_textual_and_a_pipe_is_plain(db: Path) -> None:
-    code = (
-        "import sys; from agentrl_cli.commands import main\n"
-        "try: main()\n"
-        "finally: assert not {'textual', 'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
-    )
-    arguments = [sys.executable, "-c", code, "replay", "best", "--layer", "logp", "--db", str(db)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "reward 1.20" in done.stdout, done.stderr
 
 
 def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.replay import inspector
 from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
+from tests.helpers.processes import run_code
 
 
 def signals(n: int, **arrays: list[float]) -> TrainSignals:
@@ -49,14 +48,10 @@ def test_a_byte_level_vocabulary_needs_no_library() -> None:
         "print(TokenTexts(data).text(ids), end='')\n"
         "assert 'tokenizers' not in sys.modules"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps([ids, words.json()]),
-        capture_output=True,
-        text=True,
-        check=True,
+    assert (
+        run_code(code, input=json.dumps([ids, words.json()])).stdout
+        == "<|im_start|>user\nThe total is 57.9 é\n<|im_end|>"
     )
-    assert out.stdout == "<|im_start|>user\nThe total is 57.9 é\n<|im_end|>"
 
 
 def test_a_vocabulary_that_is_not_byte_level_goes_through_tokenizers() -> None:

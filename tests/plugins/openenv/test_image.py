@@ -3,7 +3,6 @@
 import io
 import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.container import connect
 from agentrl_cli.types import Task
 from tests.helpers.cli import Cli
+from tests.helpers.processes import ROOT, run_code
 from tests.helpers.programs import python_with
 from tests.plugins.openenv.test_openenv import LIAR
 
@@ -86,13 +86,8 @@ def python() -> str:
 def test_a_container_lives_as_long_as_the_process(
     made: str, engine: Any, python: str, tmp_path: Path, cli: Cli
 ) -> None:
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", PLAY, made, python],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_code(PLAY, made, python, cwd=tmp_path, env=around)
     assert not engine.containers(all=True, filters={"id": done.stdout.split()[-1]})
     for name, code, said in (
         (f"{made}:dies", 1, ("does not answer on port 8000", "no map at /maps")),

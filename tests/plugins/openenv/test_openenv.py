@@ -153,7 +153,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         processes.append(process)
         found[name] = f"http://127.0.0.1:{port}"
 
-        assert comes(partial(answers, port), lambda one=process: one.poll() is None)
+        assert comes(partial(answers, port), lambda: all(one.poll() is None for one in processes))
     yield found
     for process in processes:
         process.terminate()

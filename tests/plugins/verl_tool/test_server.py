@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.types import Outcome, ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
-from tests.helpers.processes import alive, descendants
+from tests.helpers.processes import alive, descendants, run_code
 from tests.helpers.remote import server
 from tests.helpers.train import Started, start
 from tests.rollout.test_rollout import call, pack_of, rollout_of
@@ -565,10 +564,7 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
         )
         assert said["valids"] == [False] and said["observations"][0]["invalid_reason"]
     assert ran[:2] == ["x = 1\nprint(x)", "print(2)"]
-    done = subprocess.run(
-        [sys.executable, "-c", ran[2]], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "4 'x'\n"
+    assert run_code(ran[2]).stdout == "4 'x'\n"
 
 
 def started(folder: Path) -> tuple[Started, str]:
