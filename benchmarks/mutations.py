@@ -41,19 +41,19 @@ MUTATIONS = (
         "inference: a shared block is written without a copy",
         "parted = bool(start % BLOCK) and self.pool.users[table[-1]] > 1",
         "parted = False",
-        "inference/test_kv_cache.py",
+        "inference/test_engines.py",
     ),
     Mutation(
         "inference: the prefix cache is off by one",
         "found = min(common(cached.ids, ids), len(ids) - 1)",
         "found = min(common(cached.ids, ids), len(ids) - 2)",
-        "inference/test_kv_cache.py inference/test_policy.py",
+        "inference/test_engines.py inference/test_policy.py",
     ),
     Mutation(
         "inference: the oldest request is preempted",
         "self._preempt(max(self.running, key=lambda r: r.order))",
         "self._preempt(min(self.running, key=lambda r: r.order))",
-        "inference/test_kv_cache.py",
+        "inference/test_engines.py",
     ),
     Mutation(
         "inference: a greedy token keeps the log-probability of a sampled one",

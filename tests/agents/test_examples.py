@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Config, Episode, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.jail import unavailable
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Episode, Outcome
 from benchmarks.clients import CLIENTS, Client, fork_trace
 from tests.helpers.chat import CHAT
 from tests.helpers.gateway import call

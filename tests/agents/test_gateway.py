@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from agentrl_cli import Chat, ScriptedPolicy
 from agentrl_cli.agents.gateway.app import OneModel
 from agentrl_cli.agents.gateway.http import MAX_BODY, ROOM, body_limit
 from agentrl_cli.agents.gateway.sampling import Limits
@@ -18,10 +19,8 @@ from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.agents.runners.remote import Board
 from agentrl_cli.agents.serve.server import open_server
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overlaps
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Sampling
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings

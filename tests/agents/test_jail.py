@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Config, Outcome, Store
 from agentrl_cli.agents.runners.jail import JailedRunner, unavailable
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.store import Store
 from agentrl_cli.tasks.agent import read_agent
-from agentrl_cli.types import Outcome
 from tests.agents.test_runners import pack_of, play
 
 COMMAND = {"command": ["python", "agent.py"], "sandbox": True, "timeout": 600}

@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli import ByteTokenizer, Config, ScriptedPolicy
 from agentrl_cli.agents.gateway.session import Trace
 from agentrl_cli.agents.serve.models import ServedModel, SharedEngine
 from agentrl_cli.agents.serve.server import ModelServer, open_server
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.adapter import quiet_peft
 from agentrl_cli.models.load import load_model
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
 from agentrl_cli.types import Episode, Origin, Outcome, Tokens

@@ -11,14 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from agentrl_cli import Config, Episode, Outcome, ScriptedPolicy, Store, Task
 from agentrl_cli.agents import worker as shipped
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
-from agentrl_cli.store import Store
-from agentrl_cli.types import Episode, Outcome, Task
 from tests.agents.test_runners import LIMITS, ROOT, pack_of, play
 from tests.helpers.chat import CHAT
 from tests.helpers.gateway import MODEL, call, served, world_of

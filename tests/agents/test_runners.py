@@ -12,16 +12,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from agentrl_cli import Config, ScriptedPolicy, Store
 from agentrl_cli.agents.runners import AgentRollout, emit_reward
 from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.agents.runners.command import last_reward
 from agentrl_cli.agents.runners.server import EpisodeServer
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import Hook, HookList
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
-from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome, Sampling, Task
 from tests.helpers.chat import CHAT

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl_cli import Config, ScriptedPolicy, load_pack
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat_session.whatif import run
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import estimate
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
 from tests.agents.test_runners import LIMITS, TOOLS, pack_of

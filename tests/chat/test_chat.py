@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli import ByteTokenizer, Chat, Tokenizer
 from agentrl_cli.errors import ModelError, TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
 from tests.helpers.chat import bpe_json, metaspace_json, schema

@@ -13,22 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli import ByteTokenizer, Chat, Config, Pack, Reward, ScriptedPolicy
 from agentrl_cli.chat import families
 from agentrl_cli.chat.audit import audit, require_append_only, require_calls_read
 from agentrl_cli.chat.parsers import PARSERS, load_parser
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
 from agentrl_cli.chat.template_syntax import Abilities
 from agentrl_cli.chat.tiny_template import tiny_template
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.rehearse import rehearse
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Outcome
 from tests.chat.test_template import MINIMIND

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentrl_cli import ByteTokenizer, Chat, Tokenizer
 from agentrl_cli.chat.audit import audit
 from agentrl_cli.chat.drift import check_delta, check_episode, worst
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.types import ROOT, Episode, Message, Origin, StopReason, Tokens, Turn
 from tests.helpers.chat import bpe_json, schema
 from tests.helpers.trees import grafted

@@ -12,22 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl_cli import ByteTokenizer, Chat, Config, Pack, Reward, ScriptedPolicy
 from agentrl_cli.chat.audit import Conversations, require_append_only
 from agentrl_cli.chat.drift import check_delta, check_episode
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.envs.user_simulator import Scripted
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.runtime import conversations
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Origin, Outcome, StopReason
 from tests.chat.test_chat_families import episode_of

@@ -8,14 +8,13 @@ from datetime import datetime
 
 import pytest
 
+from agentrl_cli import ByteTokenizer, Chat
 from agentrl_cli.chat import template_limits
 from agentrl_cli.chat.audit import require_append_only
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_limits import MOST_STEPS, MOST_TEXT
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.tiny_template import tiny_template
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 from tests.helpers.chat import tokenizer_for

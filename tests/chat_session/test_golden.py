@@ -18,17 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli import Chat, Config, Pack, ScriptedPolicy, Tokenizer, load_pack
 from agentrl_cli.chat_session.child import run as run_chat
 from agentrl_cli.chat_session.whatif import run as run_whatif
-from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Tokens
 
 HERE = Path(__file__).parent

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli import Tokenizer, ToolEnv, load_pack
 from agentrl_cli.chat_session.changes import compare_worlds
 from agentrl_cli.chat_session.child import parse
 from agentrl_cli.chat_session.open import nearest_checkpoint
 from agentrl_cli.chat_session.rerun import advantages, chain_to, rerun_calls, same_answer
 from agentrl_cli.chat_session.whatif import ARGUMENTS, rerun_object, run
 from agentrl_cli.commands import main
-from agentrl_cli.envs.tool_env import ToolEnv
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.tui.app import AgentApp

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Episode, Outcome, Task, load_pack
 from agentrl_cli.chat_session.session import save
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed
 from agentrl_cli.registry import resolve
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.trainer.resume import wait_for_run
 from agentrl_cli.tui.common.plain_text import align_rows
-from agentrl_cli.types import Episode, Outcome, Task
 from tests.helpers.cli import Cli
 from tests.helpers.train import (
     PAD,

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Config, Store, load_config
 from agentrl_cli.commands.budget import choose, describe_budget, parse_time, set_by_user
-from agentrl_cli.config import Config, load_config
 from agentrl_cli.errors import UsageError
-from agentrl_cli.store import Store
 from tests.helpers.train import spawn, write_project
 from tests.trainer.test_resume import only_run
 

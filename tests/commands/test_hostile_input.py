@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl_cli.config import load_config
+from agentrl_cli import load_config, load_pack
 from agentrl_cli.config.yamlfile import load_yaml, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import compile_filter, compile_sort, fields
 from agentrl_cli.store.queries import grep, run_query
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tasks.sources import source_of
 from agentrl_cli.types import Episode, Outcome, Tokens, Turn
 from tests.helpers.cli import Cli

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, ScriptedPolicy, load_pack
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, ToolEnv, as_env_error
 from agentrl_cli.errors import EnvError, NotFound, SandboxFault
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Outcome, Task, ToolCall, ToolResult
 from tests.helpers.chat import BYTES, CHAT, add

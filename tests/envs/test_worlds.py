@@ -10,23 +10,19 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Chat, Config, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.chat_session.session import Session
 from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
 from agentrl_cli.envs.user_simulator import Gsm8k, GuessNumber, Interaction, Reply, Ruled, Scripted
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, rules
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.rollout.world import make_env
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Message, Origin, Outcome, Task
 from tests.helpers.chat import CHAT
 from tests.helpers.remote import server
@@ -140,25 +136,6 @@ def guess(secret: int = 12) -> tuple[Pack, Task]:
         "secret": secret,
     }
     return pack, pack.task(row, "train")
-
-
-async def test_the_simulated_user_is_asked_again_and_the_rewards_are_the_same(
-    tmp_path: Path,
-) -> None:
-    db, (pack, task) = tmp_path / "a.db", guess()
-    episode = await play(db, pack, task, ["10", "15", "12"], {"quick": 0.25, "interaction": 0.5})
-    code, events = await what_if(db, episode, "--rerun")
-    assert code == 0, events
-    reruns = [event for event in events if event["ev"] == "rerun"]
-    assert [(e["name"], e["turn"], e["before"], e["after"]) for e in reruns] == [
-        ("user", 2, "higher", "higher"),
-        ("user", 4, "lower", "lower"),
-    ]
-    rewards = next(event for event in events if event["ev"] == "rewards")
-    assert rewards["same"] and rewards["total_after"] == pytest.approx(rewards["total_before"])
-    assert {part["name"]: part["value"] for part in rewards["after"]} == pytest.approx(
-        {"right": 1.0, "quick": 1.0, "interaction": 1.2, "env": 1.2}
-    )
 
 
 async def test_a_reroll_continues_with_the_simulated_user_from_where_it_was(tmp_path: Path) -> None:

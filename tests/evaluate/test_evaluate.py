@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.config import Config
+from agentrl_cli import Chat, Config, Outcome, Pack, Policy, ScriptedPolicy, load_pack
 from agentrl_cli.errors import NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
     Attempt,
@@ -29,13 +28,9 @@ from agentrl_cli.evaluate import (
     wilson,
 )
 from agentrl_cli.evaluate.stats import effective_trials
-from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.checkpoint_names import full_name, trained_by
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Outcome
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.web import completion, served

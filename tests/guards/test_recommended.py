@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import typer
 
+from agentrl_cli import AgentRLError, load_config
 from agentrl_cli.commands import commands, load_command
-from agentrl_cli.config import load_config
 from agentrl_cli.config.models import fields
-from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.filters import compile_filter
 from tests.helpers.source import parsed
 

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Chat
 from agentrl_cli.types import ToolSchema
 
 BYTES = ByteTokenizer()

@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl_cli import Chat, Policy, ScriptedPolicy
 from agentrl_cli.agents.gateway.app import Gateway, OneModel
 from agentrl_cli.agents.gateway.http import listening
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Generation, Sampling
 from tests.helpers.chat import CHAT
 

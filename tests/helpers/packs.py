@@ -4,12 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli import Config, Episode, Pack, ScriptedPolicy, Store, load_pack
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Episode
 from tests.helpers.chat import CHAT
 
 TASK = '''

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli import Config, Episode, ScriptedPolicy, load_pack
 from agentrl_cli.agents.programs import ForeignAgent
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.registry import resolve
 from agentrl_cli.rollout import Job
-from agentrl_cli.tasks import load_pack
-from agentrl_cli.types import Episode
 from tests.helpers.chat import CHAT
 
 

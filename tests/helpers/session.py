@@ -4,16 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Chat, Config, Env, Policy, Reward, ScriptedPolicy
 from agentrl_cli.chat_session.conversation import Approve
 from agentrl_cli.chat_session.open import NO_PACK
 from agentrl_cli.chat_session.session import Session
-from agentrl_cli.config import Config
-from agentrl_cli.envs.tool_env import Env
-from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.types import Message, Task

@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli import Config, Episode
 from agentrl_cli.chat.tiny_template import tiny_template
-from agentrl_cli.config import Config
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
-from agentrl_cli.types import Episode
 from tests.helpers.processes import comes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Episode, Pack, RewardPart, ScriptedPolicy, Task
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.evaluate import EvalResult
@@ -26,13 +26,10 @@ from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
 from agentrl_cli.hooks.loggers import Logger, finite, flat
 from agentrl_cli.hooks.waits import Watchman, waiting, waits
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, RewardPart, Task
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.train import trainer_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Policy
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference import drafts
@@ -23,7 +23,6 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.tolerance import logp_difference
 from agentrl_cli.policies.load import make_policy
-from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Generation, Int32, Sampling
 from tests.helpers.local import (
     KINDS,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
+from agentrl_cli import ByteTokenizer, Config
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.inference.memory import parse_memory

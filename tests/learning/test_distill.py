@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli import Episode, Store, Tokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.config.estimators import Distill
 from agentrl_cli.errors import ConfigError, ModelError
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.store import Store
 from agentrl_cli.trainer.teacher import require_same_tokenizer
-from agentrl_cli.types import Episode
 from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
 from tests.helpers.web import served
 from tests.learning.test_update import config, episodes, weights

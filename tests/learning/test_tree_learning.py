@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.config import Config
-from agentrl_cli.learning.batch import Batch
+from agentrl_cli import Batch, Config
 from agentrl_cli.learning.dispositions import decide, flaw
 from agentrl_cli.learning.estimator_inputs import (
     AdvantageInput,

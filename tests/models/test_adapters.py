@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.config import Config
-from agentrl_cli.config.models import LoraConfig, ModelConfig
-from agentrl_cli.config.train import TrainConfig
+from agentrl_cli.config import Config, LoraConfig, ModelConfig, TrainConfig
 from agentrl_cli.errors import (
     ConfigError,
     EnvironmentProblem,

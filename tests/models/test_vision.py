@@ -19,13 +19,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from agentrl_cli import ByteTokenizer, Chat, Config, Pack, Reward, ScriptedPolicy, Store, ToolEnv
 from agentrl_cli.chat.images import Images, place_images
 from agentrl_cli.chat.media import image_size
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import app
-from agentrl_cli.config import Config
-from agentrl_cli.envs.tool_env import ToolEnv
 from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, pack
@@ -33,14 +30,10 @@ from agentrl_cli.models.checkpoint import load_weights
 from agentrl_cli.models.processor import images_of
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.reports.export import export_lines, write_lines
 from agentrl_cli.reports.html import export_html
-from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.store import Store
 from agentrl_cli.store.display import short_runs
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.base import as_result
 from agentrl_cli.trainer.memory_plan import plan

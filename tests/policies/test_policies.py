@@ -14,17 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli import Config, Policy, ScriptedPolicy, Store
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.text import OpenAIPolicy
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.store import Store
 from agentrl_cli.types import TOP_K, Episode, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
 from tests.helpers.chat import BYTES, CHAT

@@ -16,8 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli import Chat, Tokenizer, load_pack
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import UsageError
 from agentrl_cli.models.load import require_undamaged
@@ -25,7 +24,6 @@ from agentrl_cli.paths import find_pack, pack_names
 from agentrl_cli.registry import load_file
 from agentrl_cli.sft.from_nothing import make_model
 from agentrl_cli.sft.recipe import RecipeRun
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Message
 from recipes.tiny_tools.recipe import Plan, encode, train
 from recipes.tiny_tools.rows import Row

@@ -6,13 +6,12 @@ from types import ModuleType
 
 import pytest
 
+from agentrl_cli import Task, Tool
 from agentrl_cli.config.losses import LOSSES, Loss
 from agentrl_cli.learning.losses import LossInput
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import MODULES, OBJECTS
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.tools import Tool
-from agentrl_cli.types import Task
 from agentrl_cli.types.old_names import OldAttribute, adopt_override
 from agentrl_cli.types.tokens import Tokens
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.store import Store
-from agentrl_cli.types import Episode
+from agentrl_cli import Episode, Store
 from tests.helpers.cli import Cli
 from tests.helpers.train import episodes_of, trainer_of, write_model
 

@@ -17,17 +17,14 @@ from typing import Any
 import pytest
 
 import agentrl_cli
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Pack, ScriptedPolicy, Store
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.hooks.threads import contain, in_thread, thread_metrics
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rewards.calls import _match_calls, _same
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool

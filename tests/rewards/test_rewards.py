@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
+from agentrl_cli import (
+    ByteTokenizer,
+    Chat,
+    Config,
+    Episode,
+    Outcome,
+    Pack,
+    RewardPart,
+    ScriptedPolicy,
+    Task,
+)
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, NotFound, SandboxFault
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, Scored, rules, score
 from agentrl_cli.rewards.judge import Judge
 from agentrl_cli.rewards.llm_client import Asked, ask
@@ -22,8 +29,6 @@ from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.rewards.model import RewardModel
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Limits
-from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Outcome, RewardPart, Task
 from tests.helpers.rewards import TASK, context, episode, value
 from tests.helpers.trees import episode as branched
 from tests.helpers.trees import fork, sub_agent

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Hook
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import TrainingStopped
-from agentrl_cli.hooks import Hook
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin

@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.render import Chat
+from agentrl_cli import Chat, Config, Pack, Reward, ScriptedPolicy, Tool, tool
 from agentrl_cli.chat.spans import Rendered
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.learning.dispositions import decide
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.episodes import Episodes
-from agentrl_cli.tasks import Pack
-from agentrl_cli.tools import Tool, tool
 from agentrl_cli.types import (
     Episode,
     Fact,

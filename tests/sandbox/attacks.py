@@ -24,8 +24,7 @@ from agentrl_cli.doctor.attacks import (
     run_program,
 )
 from agentrl_cli.doctor.canaries import Canaries, canaries
-from agentrl_cli.sandbox import Sandbox, Session, grade
-from agentrl_cli.sandbox.results import ExecResult
+from agentrl_cli.sandbox import ExecResult, Sandbox, Session, grade
 
 HEAD_START = 0.15
 """Seconds that one session listens before the other talks."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.sandbox import Status
-from agentrl_cli.sandbox.grading import grade
+from agentrl_cli.sandbox import Status, grade
 from tests.helpers.sandbox import open_sandbox
 
 OTHERS = 4

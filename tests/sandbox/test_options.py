@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Pack, load_pack, tool
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
@@ -17,8 +18,6 @@ from agentrl_cli.sandbox import Limits, Sandbox, Session, grade
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.sandbox.runner_process import Process
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.tools import tool
 from tests.helpers.sandbox import open_sandbox
 
 TASK_PY = "def right(episode, ctx): return 1.0\nREWARDS = {'right': right}\n"

@@ -8,23 +8,26 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import (
+    ByteTokenizer,
+    Chat,
+    Config,
+    Episode,
+    Pack,
+    RewardPart,
+    ScriptedPolicy,
+    Store,
+)
 from agentrl_cli.chat_session.open import _sandbox
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import ExecResult
 from agentrl_cli.sandbox.runner_process import Process
-from agentrl_cli.store import Store
 from agentrl_cli.store.new_run import new_run
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tui.chat.view import ready_lines
 from agentrl_cli.tui.whatif.view import event_lines
-from agentrl_cli.types import Episode, RewardPart
 from tests.helpers.sandbox import open_sandbox
 
 SOLUTION = "def add(a, b):\n    return a + b\n"

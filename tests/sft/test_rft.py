@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli import Outcome, Store
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
@@ -18,8 +19,6 @@ from agentrl_cli.models.load import load_model
 from agentrl_cli.sft import train as sft
 from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.train import _backward
-from agentrl_cli.store import Store
-from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model, write_project
 from tests.helpers.trees import episode, three_leaves

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli import Chat, Tokenizer, load_pack
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.paths import bundled_model, packs_dir
@@ -26,7 +25,6 @@ from agentrl_cli.sft.demonstrations import (
 )
 from agentrl_cli.sft.recipe import RecipeRun, find_recipe
 from agentrl_cli.sft.train import lessons, make, use_recipe
-from agentrl_cli.tasks import load_pack
 from tests.helpers.cli import Cli
 
 SMALL = Recipe(

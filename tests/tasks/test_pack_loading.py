@@ -11,21 +11,18 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from agentrl_cli import Config, Reward, Store, Task, load_config
 from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
-from agentrl_cli.config import Config, load_config
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, ModelError, NotFound
 from agentrl_cli.models.merge import merge
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model, pack_names, packs_dir
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.rewards import Reward
 from agentrl_cli.sft.demonstrations import Recipe, parse_recipe
 from agentrl_cli.sft.train import make
-from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.trainer.memory_plan import plan
-from agentrl_cli.types import Task
 from tests.helpers.train import trainer_of, write_model
 
 YAML = """\

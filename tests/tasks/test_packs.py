@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, ScriptedPolicy
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.paths import pack_names, packs_dir
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sft.demonstrations import Recipe, demonstrations, parse_recipe
 from agentrl_cli.tasks import Pack, draw_splits, load_pack, question

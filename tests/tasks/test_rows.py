@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Reward, Task
 from agentrl_cli.errors import (
     ConfigError,
     DataError,
@@ -17,11 +18,9 @@ from agentrl_cli.errors import (
     NotFound,
 )
 from agentrl_cli.paths import packs_dir
-from agentrl_cli.rewards import Reward
 from agentrl_cli.tasks import BadLine, Pack, check_weights, load_pack
 from agentrl_cli.tasks.forms import detect, normal
 from agentrl_cli.tasks.sources import Source, without_nulls
-from agentrl_cli.types import Task
 
 SCHEMA = {
     "type": "function",

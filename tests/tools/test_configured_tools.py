@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Chat, load_pack
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.types import Origin, Outcome
 from tests.helpers.chat import CHAT

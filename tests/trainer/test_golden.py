@@ -21,10 +21,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from agentrl_cli import Config, train
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.paths import packs_dir
-from agentrl_cli.runtime import train
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Fact
 from tests.helpers.train import episodes_of

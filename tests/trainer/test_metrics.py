@@ -16,8 +16,7 @@ from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.reports.diagnosis import diagnose, summarise
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.rows import CheckpointRow
+from agentrl_cli.store import CheckpointRow, RunRow, Store
 from agentrl_cli.trainer.heal import certain, choose, lower
 from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
 from agentrl_cli.trainer.report import Health

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Hook, Store, load_pack
 from agentrl_cli.errors import NotFound
-from agentrl_cli.hooks import Hook
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.learning.length_shaping import Shaping, overlong
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.trainer.sampler import Record
 from agentrl_cli.types import (
     Episode,

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.session import Session
-from agentrl_cli.envs.tool_env import ToolEnv
 from agentrl_cli.errors import UsageError
-from agentrl_cli.store import Store
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient

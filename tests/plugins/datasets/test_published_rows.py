@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Chat, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import EnvError
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, rules, score
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.forms import detect
-from agentrl_cli.tasks.spec import load_pack
-from agentrl_cli.types import Outcome
 from tests.helpers.packs import call, play
 from tests.helpers.rewards import context, episode, value
 

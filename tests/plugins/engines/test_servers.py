@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Policy
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
 from agentrl_cli.errors import BadAnswer, ConfigError, EnvironmentProblem, PolicyError
@@ -25,7 +25,6 @@ from agentrl_cli.plugins.engines.server import KEY, install, run_server
 from agentrl_cli.plugins.engines.servers import Servers
 from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM, sampling_fields
 from agentrl_cli.policies import require_trainable
-from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.types import Generation, Sampling, StopReason
 from tests.helpers.chat import BYTES

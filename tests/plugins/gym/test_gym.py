@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli import Outcome, load_pack
 from agentrl_cli.commands import main
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.reports.reference import read_reference
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.trainer.inputs import Inputs, hash_rows
-from agentrl_cli.types import Outcome
 from tests.helpers.gateway import call
 from tests.helpers.programs import compare, play_published, python_with
 

@@ -5,14 +5,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Outcome, load_pack
 from agentrl_cli.evaluate.grader_attacks import leave_early
 from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
 from agentrl_cli.paths import find_pack
 from agentrl_cli.plugins.harbor.source import row_of
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.tasks import load_pack
-from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 
 DOCKERFILE = (

@@ -431,7 +431,7 @@ def test_the_published_spider_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 WORDS = ("alpha", "beta", "gamma")
-WORDS = [{"word": word} for word in WORDS]
+SEARCHED = [{"word": word} for word in WORDS]
 
 
 class Reviewer:
@@ -496,8 +496,8 @@ def test_the_best_prompt_of_a_search_over_the_queue() -> None:
         algorithm=algorithm, store=store, n_runners=4, initial_resources=resources
     )
     with pytest.raises(ValueError, match="val_dataset"):
-        trainer.fit(agent, WORDS)
-    trainer.fit(agent, WORDS, val_dataset=WORDS)
+        trainer.fit(agent, SEARCHED)
+    trainer.fit(agent, SEARCHED, val_dataset=SEARCHED)
     best = algorithm.get_best_prompt()
     assert (
         all(word in best.template for word in WORDS)
@@ -524,4 +524,4 @@ def test_a_search_needs_a_template() -> None:
     for resources in given:
         trainer = agl.Trainer(algorithm=apo(Reviewer()), initial_resources=resources, n_runners=2)
         with pytest.raises(ValueError, match="initial_resources"):
-            trainer.fit(agent, WORDS, val_dataset=WORDS)
+            trainer.fit(agent, SEARCHED, val_dataset=SEARCHED)

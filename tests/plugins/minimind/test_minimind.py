@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import Qwen3Config
 
+from agentrl_cli import Outcome, load_pack
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import DataError, ModelError
 from agentrl_cli.learning.forward import way_of
@@ -19,8 +20,6 @@ from agentrl_cli.paths import bundled_model, find_pack
 from agentrl_cli.plugins.minimind.command import convert
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.forms import normal
-from agentrl_cli.tasks.spec import load_pack
-from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
 from tests.sft.test_sft import CALLED, SYSTEM

@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Episode, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plugins.openenv.served import UNLIMITED, PackEnvironment, Played
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import RolloutContext
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call

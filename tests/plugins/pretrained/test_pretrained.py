@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli import Chat, Config, Tokenizer
 from agentrl_cli.chat.audit import audit
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, EnvironmentProblem, ModelError, NotFound, StoreError
 from agentrl_cli.models.load import load_model, model_folder
 from agentrl_cli.paths import bundled_model

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Store
 from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.learning.compute import MicroBatch
 from agentrl_cli.learning.packing import Segment
@@ -23,7 +23,6 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.plugins.ranks.compute import Lead, Ranks, Replica, deal_batches, follow, split_for
 from agentrl_cli.plugins.ranks.processes import store_at
 from agentrl_cli.plugins.ranks.settings import is_sharded
-from agentrl_cli.store import Store
 from tests.helpers.train import PRELOADED, spawn, write_model, write_project
 
 REWARDS = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.2, 0.1]]

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Episode
 from agentrl_cli.plugins.ray.processes import write_weights
 from agentrl_cli.plugins.ray.remote import WorkerLost
 from agentrl_cli.plugins.ray.service import Call, Hello, Message, Relay, Service, Setup
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.rollout import Job
 from agentrl_cli.rollout.attempt import new_episode
-from agentrl_cli.types import Episode
 
 Play = Callable[[Job, Relay], Episode | None]
 """Records an episode and returns it as it ended; None: the worker dies."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import Config, load_config
+from agentrl_cli import Config, ScriptedPolicy, load_config
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import (
     ConfigError,
@@ -42,7 +42,6 @@ from agentrl_cli.plugins.ray.service import (
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.remote.http import Unreachable
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.reports.run_load import load
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import Attempted, RolloutContext

@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.config import Config
+from agentrl_cli import Config, Outcome, Store
 from agentrl_cli.plugins.ray.open import check_workers
 from agentrl_cli.plugins.ray.pool import ClusterPolicy
 from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.runtime import new_training, open_runtime
 from agentrl_cli.sandbox import owner
-from agentrl_cli.store import Store
 from agentrl_cli.trainer import Trainer, build_trainer
 from agentrl_cli.trainer.prefetch import ages
-from agentrl_cli.types import Outcome
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import episodes_of, settings, write_model, write_pack
 from tests.plugins.ray.links import SERVICES

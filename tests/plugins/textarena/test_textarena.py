@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentrl_cli import Config, Episode, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
-from agentrl_cli.config import Config
-from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
-from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Outcome, Store, load_pack
 from agentrl_cli.errors import NotFound
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.plugins.traces.load import load
 from agentrl_cli.sft.from_store import choose
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.types import Outcome
 from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play

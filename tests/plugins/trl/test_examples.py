@@ -18,15 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli import ByteTokenizer, Outcome, Pack, Store, Task, load_pack
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rewards.adapt import adapt_reward
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import Pack
-from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.tools.configured import load_tools
-from agentrl_cli.types import Outcome, Task
 from tests.helpers.packs import call, pack, play, row
 from tests.helpers.rewards import TASK, context, episode, value
 from tests.helpers.trees import episode as tree

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.config import Config, load_config
+from agentrl_cli import Config, Hook, load_config
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
-from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state
 from agentrl_cli.plugins.trl import grpo_config, learner
 from agentrl_cli.plugins.trl.settings import TrainerConfig

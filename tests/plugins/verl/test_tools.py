@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import load_config
+from agentrl_cli import Outcome, Pack, Store, load_config, load_pack
 from agentrl_cli.errors import ConfigError, DataError, EnvError, NotFound
 from agentrl_cli.plugins.verl import scorers
 from agentrl_cli.rewards import Reward, score
 from agentrl_cli.rewards.load import load_reward
-from agentrl_cli.store import Store
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.forms import detect, normal
-from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.tools import ToolContext
-from agentrl_cli.types import Outcome
 from tests.helpers.packs import answers, call, pack, play, row
 from tests.helpers.rewards import context, episode, value
 from tests.plugins.verl import answers as random_answers

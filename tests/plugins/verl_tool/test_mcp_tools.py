@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli import Tool, ToolResult
 from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.commands import main
 from agentrl_cli.plugins.verl_tool.app import ToolServer
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
 from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
-from agentrl_cli.tools import Tool
-from agentrl_cli.types import ToolResult
 from tests.plugins.verl_tool.test_server import Tally
 
 mcp = pytest.importorskip("mcp")
