@@ -20,9 +20,9 @@ MOVED = MODULES | OBJECTS | offers("moved")
 
 @pytest.fixture(autouse=True)
 def _forget_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    for old in MOVED:
-        for name in [one for one in sys.modules if f"{one}.".startswith(f"agentrl_cli.{old}.")]:
-            monkeypatch.delitem(sys.modules, name)
+    olds = tuple(f"agentrl_cli.{old}." for old in MOVED)
+    for name in [one for one in sys.modules if f"{one}.".startswith(olds)]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize("old", [old for old in MOVED if ":" not in old])
