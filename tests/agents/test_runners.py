@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -18,10 +19,10 @@ from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.agents.runners.command import last_reward
 from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
-from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.hooks import HookList
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack, load_packs
-from agentrl_cli.types import Episode, Outcome, Sampling, Task
+from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT
 from tests.helpers.gateway import call
 from tests.helpers.processes import alive, soon
@@ -231,16 +232,12 @@ async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) ->
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
 
 
-class More(Hook):
-    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
-        return replace(sampling, max_new_tokens=10**6)
-
-
 async def test_a_hook_gets_an_agents_call_no_more_tokens_than_it_may_have(tmp_path: Path) -> None:
     pack = pack_of(tmp_path, TOOLS)
     config = Config.model_validate({"rollout": {**LIMITS, "max_new_tokens": 30}})
     policy = ScriptedPolicy(["x" * 500], CHAT.tokenizer)
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, hooks=HookList([More()]))
+    more = SimpleNamespace(on_sample=lambda sampling: replace(sampling, max_new_tokens=10**6))
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, hooks=HookList([more]))
     (episode,) = await rollout.run([Job(pack.tasks("train")[0], 7)])
     assert episode.trained_tokens == 30, episode
 

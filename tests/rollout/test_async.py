@@ -5,6 +5,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -362,11 +363,10 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
 ) -> None:
     """`on_sample` takes half of all tokens away: `auto` is truncated importance sampling then, and nothing without."""
 
-    class Odd(Hook):
-        def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
-            return replace(sampling, bad_ids=tuple(range(5, 133)))
-
-    hooks = [Odd()] if hooked else []
+    odd = SimpleNamespace(
+        on_sample=lambda sampling: replace(sampling, bad_ids=tuple(range(5, 133)))
+    )
+    hooks = [odd] if hooked else []
     async with trainer_of(tmp_path, model, hooks=hooks, train={"steps": 1}) as trainer:
         run = await trainer.train()
         assert isinstance(trainer.learner, Learner)

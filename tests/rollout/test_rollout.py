@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from agentrl_cli import Chat, Config, Pack, Reward, ScriptedPolicy, Tool, tool
 from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
-from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
@@ -226,20 +227,13 @@ async def test_parallel_calls_are_answered_in_order_and_no_more_than_allowed() -
 
 
 async def test_submit_ends_the_episode_and_the_reward_sees_the_answer() -> None:
-    seen: list[Any] = []
-
-    def reward(episode: Episode, ctx: Any) -> float:
-        seen.append(dict(ctx.state))
-        return 1.0
-
-    episode = await attempt(
-        pack_of(tools=["submit"], reward=reward), [call("submit", answer="5"), "never said"]
-    )
+    pack = pack_of(tools=["submit"], reward=lambda episode, ctx: float("5" in str(ctx.state)))
+    episode = await attempt(pack, [call("submit", answer="5"), "never said"])
     assert (
         episode.outcome is Outcome.SOLVED
         and len([t for t in episode.turns if t.role == "assistant"]) == 1
     )
-    assert "5" in str(seen[0]) and observations(episode)[0].done
+    assert observations(episode)[0].done
 
 
 async def test_state_is_made_and_freed_for_every_episode() -> None:
@@ -359,15 +353,16 @@ async def test_no_episode_is_masked_because_the_model_is_slow() -> None:
 # --- infrastructure --------------------------------------------------------------------------------------------------
 
 
-async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
+def raising(error: Exception) -> Callable[..., float]:
     def broken(episode: Episode, ctx: Any) -> float:
-        raise KeyError("tests")
+        raise error
 
-    def timed_out(episode: Episode, ctx: Any) -> float:
-        raise TimeoutError("the judge")
+    return broken
 
-    for reward in (broken, timed_out):
-        episode = await attempt(pack_of(reward=reward), ["5"])
+
+async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
+    for error in (KeyError("tests"), TimeoutError("the judge")):
+        episode = await attempt(pack_of(reward=raising(error)), ["5"])
         assert (episode.outcome, episode.reward_parts, episode.primary) == (
             Outcome.ENV_ERROR,
             (),
@@ -394,10 +389,6 @@ async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: float) -> None:
-    class Broken:
-        def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
-            return {"bonus": value}
-
     class Opinion(Tool):
         name = "count"
         schema = COUNT
@@ -405,9 +396,9 @@ async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: 
         async def reward(self, state: Any) -> float | None:
             return value
 
-    pack = pack_of()
+    pack, hook = pack_of(), SimpleNamespace(on_rollout_end=lambda rollout: {"bonus": value})
     for episode in (
-        await rollout_of(pack, ["5"], Broken()).episode(job_of(pack)),
+        await rollout_of(pack, ["5"], hook).episode(job_of(pack)),
         await attempt(pack_of(tools=[Opinion()]), ["5"]),
     ):
         assert (
@@ -436,11 +427,7 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
     assert fine.outcome is Outcome.ENV_ERROR and "it sticks" in fine.error
     late = await attempt(pack, [call("hang")], episode_timeout=0.05)
     assert (late.outcome, late.reward_parts) == (Outcome.TIMEOUT, ()) and "0.05 s" in late.error
-
-    def broken(episode: Episode, ctx: Any) -> float:
-        raise KeyError("tests")
-
-    graded = await attempt(pack_of(tools=[sticky], reward=broken), ["5"])
+    graded = await attempt(pack_of(tools=[sticky], reward=raising(KeyError("tests"))), ["5"])
     assert "KeyError" in graded.error and sticky.freed == 3
 
 
@@ -619,14 +606,13 @@ async def test_a_training_episode_ends_at_its_first_structural_drift(
 # --- how turns are sampled -------------------------------------------------------------------------------------------
 
 
-class Draws(Hook):
-    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling | None:
+async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
+    def draws(sampling: Sampling, task: Task, turn: int) -> Sampling | None:
         return replace(sampling, allow=lambda out: [7] if not out else None) if turn == 1 else None
 
-
-async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
     pack, policy = pack_of(), Noting([call("add", a=1, b=1), "5"])
-    rollout = rollout_of(pack, policy, Draws(), stop=["Done."], bad_tokens=["<think>", "z"])
+    hook = SimpleNamespace(on_sample=draws)
+    rollout = rollout_of(pack, policy, hook, stop=["Done."], bad_tokens=["<think>", "z"])
     assert rollout.context.config.rollout.truncates
     await rollout.episode(job_of(pack))
     seen = policy.seen
@@ -638,27 +624,19 @@ async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
 
 
 async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
-    class Wrong(Hook):
-        def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Any:
-            return "no sampling"
-
-    pack = pack_of()
-    episode = await rollout_of(pack, ["5"], Wrong()).episode(job_of(pack))
+    hook = SimpleNamespace(on_sample=lambda sampling: "no sampling")
+    episode = await rollout_of(pack_of(), ["5"], hook).episode(job_of(pack_of()))
     assert (
         episode.outcome is Outcome.ENV_ERROR
         and "it returned str; a Sampling or None" in episode.error
     )
 
 
-class More(Hook):
-    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
-        return replace(sampling, max_new_tokens=10**6)
-
-
 async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_for() -> None:
     pack = pack_of()
     prompt = len((await attempt(pack, ["5"])).tokens) - 2
-    rollout = rollout_of(pack, ["x" * 500], More(), max_tokens=prompt + 200, max_new_tokens=20)
+    more = SimpleNamespace(on_sample=lambda sampling: replace(sampling, max_new_tokens=10**6))
+    rollout = rollout_of(pack, ["x" * 500], more, max_tokens=prompt + 200, max_new_tokens=20)
     episode = await rollout.episode(job_of(pack))
     assert episode.outcome is Outcome.TRUNCATED_TOKENS
     assert episode.trained_tokens == 200
