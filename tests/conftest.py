@@ -16,6 +16,7 @@ import pytest
 
 from agentrl_cli.models.openmp import limit_openmp
 
+# What would lead past HOME.
 HOMES = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
@@ -24,7 +25,6 @@ HOMES = (
     "HF_HOME",
     "AGENTRL_SCREENS",
 )
-"""What would lead past HOME."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,8 +26,8 @@ EXAMPLES = {
     "pydantic_ai_agent": "pydantic_ai",
     "smolagents_agent": "smolagents",
 }
+# After what `tool_choice: required` forces.
 FINAL = 'final_answer", "arguments": {{"answer": "{}"}}}}\n</tool_call>'
-"""After what `tool_choice: required` forces."""
 
 
 async def first(pack: Pack, replies: list[str]) -> Episode:

@@ -55,11 +55,11 @@ FAMILIES: dict[tuple[str, str], tuple[str, str]] = {
     (CPP, "GLM-4.6"): ("glm", ""),
     (OWN, "minimind"): ("hermes", ""),
 }
+# The same for families whose parser a plugin brings; they are played with its tests.
 OF_PLUGINS = {
     (CPP, "muse-glimmer"): ("muse_glimmer", ""),
     (CPP, "meetkai-functionary-medium-v3.2"): ("functionary_v32", ""),
 }
-"""The same for families whose parser a plugin brings; they are played with its tests."""
 CHANNELS = {"Kimi-K3", "muse-glimmer", "meetkai-functionary-medium-v3.2"}
 
 

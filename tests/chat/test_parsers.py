@@ -24,10 +24,10 @@ from tests.helpers.parsers import (
 
 TABLE = PARSERS
 OWN_IDS = {"kimi_k2": "functions.add:0"}  # the model writes the id, and the result names it
+# What separates calls; those without stand in one list: see SEVERAL.
 BETWEEN = {"llama3_json": "; ", "llama4": "; "} | dict.fromkeys(
     ("mistral", "llama3_pythonic", "harmony"), ""
 )
-"""What separates calls; those without stand in one list: see SEVERAL."""
 
 GOOD = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',

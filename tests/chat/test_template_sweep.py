@@ -25,6 +25,7 @@ from tests.chat.test_chat_families import episode_of
 from tests.helpers.chat import add, schema, tokenizer_for
 from tests.helpers.template import SHIPPED, templates_of
 
+# Templates whose parser a plugin brings; they are played with its tests.
 OF_PLUGINS = {
     "trl/muse_glimmer",
     "trl/muse_glimmer_training",
@@ -41,7 +42,6 @@ OF_PLUGINS = {
         upstage-Solar-Open-100B
     """.split()
 }
-"""Templates whose parser a plugin brings; they are played with its tests."""
 EVERY = [f"{package}/{name}" for package, names in SHIPPED.items() for name in names]
 NAMES = [name for name in EVERY if name not in OF_PLUGINS]
 TOOLS = [
@@ -66,6 +66,7 @@ SAY: tuple[str, dict[str, Any]] = (
 
 ADD_SCHEMA = tool_schema(add)
 
+# Control tokens that cannot be recognised by the form of their names.
 CONTROL: dict[str, tuple[str, ...]] = {
     "axolotl/exaone": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]"),
     "axolotl/exaone4": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]", "[|tool|]"),
@@ -89,24 +90,25 @@ CONTROL: dict[str, tuple[str, ...]] = {
     "llama-cpp-python/poolside-Laguna-XS-2.1": ("</assistant>", "</user>"),
     "llama-cpp-python/poolside-Laguna-XS.2": ("</assistant>", "</user>"),
 }
-"""Control tokens that cannot be recognised by the form of their names."""
+# Templates for conversations with tools alone, and axolotl's of the same family for those without.
 WITH_TOOLS = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "cohere",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "chatml",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "chatml",
 }
-"""Templates for conversations with tools alone, and axolotl's of the same family for those without."""
 VARIABLES = {
     "fireworks-ai-llama-3-firefunction-v2": {
         "functions": json.dumps(TOOLS),
         "datetime": "2026-01-02",
     }
 }
+# They write no control token at all, so they are refused.
 NO_END = {"axolotl/llava", "llama-cpp-python/llama-cpp-rwkv-world"}
-"""They write no control token at all, so they are refused."""
 PARTS = {"gptoss": "harmony", "gptoss_training": "harmony", "openai-gpt-oss-120b": "harmony"}
+# Templates that write text, or a call, as a message of its own, after their own stop token; and
+# the parser.
 PARTS |= {"GigaChat3-10B-A1.8B": "gigachat3", "NVIDIA-Nemotron-Nano-v2": "nemotron_v2"}
-"""Templates that write text, or a call, as a message of its own, after their own stop token; and the parser."""
+# Templates that silently drop every call of a turn but the first.
 FIRST_ALONE = {
     "gptoss",
     "gptoss_training",
@@ -114,8 +116,8 @@ FIRST_ALONE = {
     "GigaChat3-10B-A1.8B",
     "GigaChat3.1-10B-A1.8B",
 }
-"""Templates that silently drop every call of a turn but the first."""
 
+# Why turns cannot be appended, in the audit's words, and the templates concerned.
 REFUSED: dict[str, tuple[str, ...]] = {
     "it begins an earlier turn differently from its generation prompt": (
         "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
@@ -157,7 +159,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama-cpp-python/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     ),
 }
-"""Why turns cannot be appended, in the audit's words, and the templates concerned."""
+# Their source mentions calls, but they write none: only if a content is null, by `append` (which
+# transformers refuses too), or by a filter that does not accept its argument. Calls are written in
+# the text, in the detected syntax.
 WRITES_NONE = {
     "axolotl/command_a",
     "trl/deepseek_r1_distill",
@@ -171,8 +175,6 @@ WRITES_NONE = {
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     )
 }
-"""Their source mentions calls, but they write none: only if a content is null, by `append` (which transformers refuses
-too), or by a filter that does not accept its argument. Calls are written in the text, in the detected syntax."""
 
 
 @cache
@@ -306,8 +308,9 @@ def check_appended(name: str) -> None:
     ), report
 
 
+# It finds a result's tool by its call, and a malformed call, or one with a repeated id, does not
+# count.
 LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
-"""It finds a result's tool by its call, and a malformed call, or one with a repeated id, does not count."""
 
 
 async def check_episode(name: str) -> None:

@@ -28,8 +28,8 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Tokens
 
 HERE = Path(__file__).parent
+# Keys of events that another machine or day writes otherwise.
 UNSTABLE = {"seconds", "tokenizer", "template", "db", "sandbox", "level"}
-"""Keys of events that another machine or day writes otherwise."""
 
 ODD_YAML = """\
 name: odd-task
@@ -123,6 +123,8 @@ UNKNOWN = call("calculatr", expression="1")
 TWO = "Both.\n" + calc("12*4.5") + "\n" + calc("6*7")
 NO, YES = {"run": False}, {"run": True}
 CALC = ["--pack", "calc-task"]
+# Name to replies of the scripted model, arguments, requests, and answers to calls that need
+# approval.
 CHATS: dict[str, tuple[list[str], list[str], list[dict[str, Any]], list[dict[str, Any]]]] = {
     "one call": (
         ["Let me see.\n" + calc("12*4.5"), "54."],
@@ -300,7 +302,6 @@ CHATS: dict[str, tuple[list[str], list[str], list[dict[str, Any]], list[dict[str
         [],
     ),
 }
-"""Name to replies of the scripted model, arguments, requests, and answers to calls that need approval."""
 
 
 class Reactive(io.StringIO):

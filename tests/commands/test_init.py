@@ -83,11 +83,12 @@ def test_a_project_is_a_pack_that_can_be_copied_again_and_packs_are_listed(init:
     assert [row["name"] for row in init.json("init", "--list")] == pack_names()
 
 
+# As in a container that forbids user namespaces: an ordinary user, and no namespace can be made
+# below.
 WITHOUT_NAMESPACES = """
 echo 0 > /proc/sys/user/max_user_namespaces
 exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
 """
-"""As in a container that forbids user namespaces: an ordinary user, and no namespace can be made below."""
 
 
 def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from agentrl_cli.store import Store
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "real-run.md").read_text(
     encoding="utf-8"
 )
+# The same commands with less to do.
 SHORTER = {
     "train": [
         "--set",
@@ -27,7 +28,6 @@ SHORTER = {
     "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
     "rollout": ["--set", "rollout.group_size=2"],
 }
-"""The same commands with less to do."""
 STEPS = {"--steps 101": "--steps 2"}
 
 

@@ -8,8 +8,8 @@ from tests.helpers.source import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 NOUN = re.compile(r"(?:The|A|An|What|Those|All|Every|Each|Some|Most|How|Where|Why|Which)\b")
+# Of all functions, those whose docstring still begins as a noun phrase; it only falls.
 SHARE = 0.035
-"""Of all functions, those whose docstring still begins as a noun phrase; it only falls."""
 
 
 def test_docstrings_of_functions_begin_with_a_verb() -> None:

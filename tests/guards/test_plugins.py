@@ -11,8 +11,8 @@ from tests.helpers.core import FOLDERS, ROOT, delete_plugins
 
 PACKAGE = ROOT / "agentrl_cli"
 NAMED = re.compile(r"agentrl_cli[./]plugins[./](\w+)")
+# Lines of a plugin's README.
 LINES = 15
-"""Lines of a plugin's README."""
 
 
 def names_of_plugins(path: Path) -> set[str]:

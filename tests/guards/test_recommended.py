@@ -28,10 +28,10 @@ BARE = re.compile(rf"(?<![-\w./])agentrl (?:{NAMES})\b(?!-)[^\n]*")
 END = re.compile(r"\s{2,}|[,;:.] |[.,;:)]+$| \(")
 TITLE = re.compile(rf"agentrl (?:{NAMES})   .*")
 HOLE = "\ue000"
+# What the code fills in, a value or several words.
 OPEN = re.compile(rf"…|{HOLE}")
-"""What the code fills in, a value or several words."""
+# What a user replaces: `--steps N`.
 FILLED = re.compile(r"(?<![-\w])[A-Z]+\b")
-"""What a user replaces: `--steps N`."""
 KEYS = {key for key, _ in fields()}
 SECTIONS = sorted({key.partition(".")[0] for key in KEYS if "." in key})
 SETTING = re.compile(
@@ -52,10 +52,10 @@ FILES = {
     "safetensors",
     "sock",
 }
+# A text that `agentrl optimize` improves, and an attribute in Python.
 OTHER = {"task.prompt", "store.runs"}
-"""A text that `agentrl optimize` improves, and an attribute in Python."""
+# Texts that name other projects' settings.
 FOREIGN = re.compile(r"agentrl_cli/plugins/(lightning|verl)|docs/lightning")
-"""Texts that name other projects' settings."""
 Place = tuple[str, str, bool]
 
 

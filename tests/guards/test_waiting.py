@@ -14,25 +14,25 @@ from tests.helpers.growth import exponent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLOCKS = {"process_time", "perf_counter", "monotonic", "thread_time", "getrusage"}
+# Functions whose `timeout` is how long they wait.
 WAITS = {
     "run", "check_call", "check_output", "communicate", "wait", "wait_for", "wait_for_rollouts", "timeout", "join",
     "acquire", "urlopen", "create_connection", "Client", "AsyncClient", "get", "post", "put", "request", "stream",
     "result",
 }  # fmt: skip
-"""Functions whose `timeout` is how long they wait."""
+# Where some of them take it as an argument without a name.
 PLACES = {"wait": 0, "timeout": 0, "join": 0, "acquire": 1, "wait_for": 1}
-"""Where some of them take it as an argument without a name."""
+# They give up after five seconds by default.
 CLIENTS = {f"httpx2.{name}" for name in ("Client", "AsyncClient", "get", "post", "put", "stream")}
-"""They give up after five seconds by default."""
 LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
     "ini_options"
 ]["timeout"]
+# What may look at a clock, and why.
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
     "plugins/engines/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
     "tools/test_tools.py::test_timeout_concurrency_and_rate": "a rate is a least time, never a most",
 }
-"""What may look at a clock, and why."""
 
 
 def _constants(tree: ast.Module) -> dict[str, float]:

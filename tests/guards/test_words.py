@@ -17,8 +17,9 @@ ROOMS = (
     "README.md",
     "CONTRIBUTING.md",
 )
+# Files that name the words.
 LISTS = {"docs/style.md", "tests/guards/test_words.py"}
-"""Files that name the words."""
+# Text that models read, and names of things in their tasks. It does not change for style.
 MODEL = {
     "agentrl_cli/evaluate/abilities.py": {"seat", "seats"},
     "recipes/tiny_tools/words.py": {"park", "seat", "shelf"},
@@ -31,9 +32,8 @@ MODEL = {
     "benchmarks/rollout_tools.py": {"what is asked"},
     "tests/tools/test_session_tools.py": {"is no x", "go on with"},
 }
-"""Text that models read, and names of things in their tasks. It does not change for style."""
+# Words after `is no` that make good English. So does `there` before it.
 FINE = r"(?!longer\b|more\b|other\b|one\b)"
-"""Words after `is no` that make good English. So does `there` before it."""
 
 
 @functools.cache

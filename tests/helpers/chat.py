@@ -43,8 +43,8 @@ def bpe_json() -> str:
     return str(tokenizer.to_str())
 
 
+# End tokens of gpt-oss's generation config; the first is its tokenizer's own.
 GPT_OSS_ENDS = ("<|return|>", "<|endoftext|>", "<|call|>")
-"""End tokens of gpt-oss's generation config; the first is its tokenizer's own."""
 
 
 def tokenizer_for(

@@ -103,13 +103,14 @@ def chatml(generation: str, history: str = "") -> str:
     ).replace("GIVEN", generation)
 
 
+# What the generation prompt gives of thinking, and what the history keeps of that, in four
+# families.
 GIVEN = {
     "QwQ": chatml("<think>\\n</think>"),
     "DeepSeek-V3.2": chatml("<think></think>", "</think>"),
     "GLM-4.7-Flash": chatml("<think>", "</think>"),
     "Gemma-4-31B": gemma4("<|channel>thought\\n<channel|>"),
 }
-"""What the generation prompt gives of thinking, and what the history keeps of that, in four families."""
 
 
 # The first template of LiquidAI/LFM2-1.2B: it lists tools and shows results, and knows nothing of calls.
@@ -124,8 +125,8 @@ LFM2 = """\
 {{- '<|tool_response_start|>' + m.content + '<|tool_response_end|>' if m.role == 'tool' else m.content }}
 {{- '<|im_end|>\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+# In its tokenizer, and not in its template.
 LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
-"""In its tokenizer, and not in its template."""
 
 
 # Cohere's Command R7B (Cohere2): a text has an end of its own, within the turn.

@@ -4,10 +4,11 @@ import math
 import time
 from collections.abc import Callable
 
+# The least of so many measurements counts for each size: what others take from the processor only
+# adds.
 ROUNDS = 8
-"""The least of so many measurements counts for each size: what others take from the processor only adds."""
+# Below every bound that a test asks for: more rounds would change no answer.
 ENOUGH = 1.29
-"""Below every bound that a test asks for: more rounds would change no answer."""
 
 
 def exponent(work: Callable[[int], object], size: int, times: int = 8) -> float:

@@ -16,6 +16,8 @@ VOCAB = 96
 STOP = 5
 TURNS = 3
 
+# Architecture and what its configuration has of its own. Windows are shorter than every
+# conversation.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "qwen2": ("Qwen2", {}),
@@ -59,7 +61,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attn_implementation": "eager"},
     ),
 }
-"""Architecture and what its configuration has of its own. Windows are shorter than every conversation."""
 
 
 def tiny(kind: str = "qwen3", **changes: Any) -> Any:
@@ -91,8 +92,8 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
     return model
 
 
+# What `policy_of` made; tests/inference closes it after each test.
 MADE: WeakSet[LocalPolicy] = WeakSet()
-"""What `policy_of` made; tests/inference closes it after each test."""
 
 
 def policy_of(model: Any, **changes: Any) -> LocalPolicy:

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.types import Generation, Sampling, StopReason
 
+# What we send, as each server's request (SGLang: its sampling_params) has it.
 KNOWN = {
     "vllm": {
         *(
@@ -59,9 +60,8 @@ KNOWN = {
         "skip_special_tokens",
     },
 }
-"""What we send, as each server's request (SGLang: its sampling_params) has it."""
+# A `generation_config.json`, Qwen2.5's nearly.
 SILENT = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-"""A `generation_config.json`, Qwen2.5's nearly."""
 
 Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
 
@@ -169,13 +169,13 @@ class StandIn:
         self.kind = kind
         self.folder = folder
         self.paths: list[str] = []
+        # Numbers of generations at which it is restarted instead.
         self.dies_at: set[int] = set()
-        """Numbers of generations at which it is restarted instead."""
+        # Numbers of generations before which it is restarted between two requests.
         self.forgets_at: set[int] = set()
-        """Numbers of generations before which it is restarted between two requests."""
         self.generated = 0
+        # Whether it drops every connection.
         self.down = False
-        """Whether it drops every connection."""
         self.restart()
 
     def restart(self) -> None:

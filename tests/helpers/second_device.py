@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "npu"
+# Operations that may mix devices: they are how data moves, and indices may be anywhere.
 FREE = {
     "copy_",
     "_to_copy",
@@ -23,7 +24,6 @@ FREE = {
     "set_",
     "detach",
 } | {"_has_compatible_shallow_copy_type"}
-"""Operations that may mix devices: they are how data moves, and indices may be anywhere."""
 PRODUCTS = {"mm", "addmm", "bmm", "matmul", "linear"}
 _waited = threading.local()
 Disabled: Any = torch._C._disabled_torch_function_impl

@@ -21,6 +21,8 @@ ROOT = next(
     folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file()
 )
 FOLDER = ROOT / ".cache" / "templates"
+# Package to the version and the SHA-256 of the file: two wheels, and a source archive that holds
+# llama.cpp's.
 SOURCES = {
     "trl": ("1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"),
     "axolotl": ("0.19.0", "f28eb3ad3709975eec4adfe13307dd980c7e7917cc43cb03f2c6f26c007135cc"),
@@ -29,8 +31,8 @@ SOURCES = {
         "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
     ),
 }
-"""Package to the version and the SHA-256 of the file: two wheels, and a source archive that holds llama.cpp's."""
 
+# The templates of each package, so that the tests are the same with and without them.
 SHIPPED = {
     "trl": """
         cohere cohere2 cohere2_training cohere_training deepseek_r1_distill deepseek_r1_distill_training deepseekv3
@@ -70,7 +72,6 @@ SHIPPED = {
         tencent-Hy3 unsloth-Apriel-1.5 unsloth-mistral-Devstral-Small-2507 upstage-Solar-Open-100B
     """.split(),
 }
-"""The templates of each package, so that the tests are the same with and without them."""
 
 
 class NotFetched(Exception):

@@ -51,8 +51,9 @@ async def until(pilot: Pilot[Any], check: Callable[[], bool]) -> None:
     await pilot.pause()
 
 
+# What was notified since the last wait: a notice of two seconds comes and goes unseen on a busy
+# machine.
 NOTICES: WeakKeyDictionary[App[Any], list[str]] = WeakKeyDictionary()
-"""What was notified since the last wait: a notice of two seconds comes and goes unseen on a busy machine."""
 _notify = App.notify
 
 
@@ -65,8 +66,8 @@ App.notify = _note  # type: ignore[method-assign,assignment]  # else a test wait
 
 
 _paint = Compositor.render_update
+# Those that have painted since `until_text` last looked.
 _painted: WeakSet[Compositor] = WeakSet()
-"""Those that have painted since `until_text` last looked."""
 
 
 def _paint_pictures(compositor: Compositor, full: bool = False, **options: Any) -> Any:

@@ -189,6 +189,7 @@ def versus(reader: Reader) -> Screen[Any]:
         return VersusScreen(reader, store.episodes.siblings(EP), (0, 2))
 
 
+# name → (screen, keys, text that marks it as painted).
 MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "chat": (chat, (), "saved: agentrl replay"),
     "chat-mask": (chat, ("f3",), "saved: agentrl replay"),
@@ -201,4 +202,3 @@ MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "dialog-copy": (replay, ("y",), "token ids"),
     "dialog-filter": (replay, ("f",), "enter: go"),
 }
-"""name → (screen, keys, text that marks it as painted)."""

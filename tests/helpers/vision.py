@@ -11,12 +11,12 @@ import torch
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.tui.common.token_text import byte_of_char
 
+# What templates write for an image.
 MARKS = {
     "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma": "<start_of_image>",
     "image": "<image>",
 }
-"""What templates write for an image."""
 CONTROL = (
     *(
         "<|endoftext|>",
@@ -35,6 +35,8 @@ CONTROL = (
     ),
     *("<global-img>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))),
 )
+# Written after the published template of Qwen3-VL, shortened: images in tool answers, tools in the
+# system message.
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>
@@ -62,7 +64,6 @@ Tools: {{ tools | tojson }}<|im_end|>
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
 """
-"""Written after the published template of Qwen3-VL, shortened: images in tool answers, tools in the system message."""
 
 
 def byte_tokenizer(mark: str = MARKS["qwen"]) -> ByteTokenizer:
@@ -132,6 +133,7 @@ QWEN: dict[str, Any] = {
     "pixels": {"size": {"shortest_edge": 64, "longest_edge": 4096}, "patch_size": 4},
 }
 NEWER = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32}
+# Two layers of text, one of vision: 48 thousand weights, large enough that no choice is close.
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2-VL": QWEN
     | {
@@ -192,7 +194,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         | {"num_additional_image_tokens": 1},
     },
 }
-"""Two layers of text, one of vision: 48 thousand weights, large enough that no choice is close."""
 EXTRA = {
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",

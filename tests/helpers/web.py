@@ -15,8 +15,9 @@ import pytest
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.types import Task, ToolResult
 
+# Of a path and the JSON value that was sent (None for GET): a value for JSON, or a status with a
+# value.
 Answer = Callable[[str, Any], Any]
-"""Of a path and the JSON value that was sent (None for GET): a value for JSON, or a status with a value."""
 
 
 @contextmanager

@@ -187,8 +187,8 @@ async def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:
         load_hooks(["jsonk"])
 
 
+# Seconds of silence after which the watchman of these tests reports.
 SOON = 0.1
-"""Seconds of silence after which the watchman of these tests reports."""
 
 
 class Hang:

@@ -7,6 +7,8 @@ from agentrl_cli.inference.cached_forward import Abilities, CachedForward
 from agentrl_cli.inference.policy import LocalPolicy
 from benchmarks.architectures import build, check, names
 
+# Linear attention, convolutions, state spaces, latents, compression, chunks, positions and heads
+# of their own.
 KINDS = {
     "Qwen3_5ForCausalLM": ("fallback", "padded"),
     "Lfm2ForCausalLM": ("fallback", "padded"),
@@ -21,7 +23,6 @@ KINDS = {
     "GptOssForCausalLM": ("paged", "padded"),
     "CamembertForCausalLM": ("fallback", "whole"),
 }
-"""Linear attention, convolutions, state spaces, latents, compression, chunks, positions and heads of their own."""
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -155,13 +155,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "loss.threshold": ({"name": "dppo"}, 1e-6),
     "loss.kl_coef": ({"name": "kl_cov", "fraction": 0.5}, 0.0),
 }
+# Which teacher there is, and what it sees: tests/learning/test_distill.py.
 TEACHERS = {f"advantage.{key}" for key in ("teacher", "hint", "server_model", "api_key_env")}
-"""Which teacher there is, and what it sees: tests/learning/test_distill.py."""
+# Keys that decide what is trained on and what it is worth, before any of this.
 ELSEWHERE = {
     *("skip", "skip.zero_variance", "skip.overlong", "skip.void", "skip.drift", "skip.groups"),
     *("length_penalty", "length_penalty.overlong", "length_penalty.buffer"),
 }
-"""Keys that decide what is trained on and what it is worth, before any of this."""
 
 
 def test_no_key_is_left_out() -> None:

@@ -94,12 +94,12 @@ def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
         np.testing.assert_allclose(shuffled[place], straight[original], rtol=1e-5, atol=1e-6)
 
 
+# Not maxrl, which is for rewards of 0 and 1. Not turn_returns and gigpo: with a discount below 1 a
+# constant is worth more to those with fewer turns to go.
 SHIFTED = sorted(
     {n for n, e in ESTIMATORS.items() if e.compares == "rewards" and n != "maxrl"}
     | {"gdpo", "remax", "mt_grpo"}
 )
-"""Not maxrl, which is for rewards of 0 and 1.
-Not turn_returns and gigpo: with a discount below 1 a constant is worth more to those with fewer turns to go."""
 
 
 @pytest.mark.parametrize("name", SHIFTED)
@@ -194,8 +194,9 @@ def test_dividing_by_the_deviation_is_biased() -> None:
 
 # --- two turns, the second only where the policy goes on -------------------------------------------------------------
 
+# Chances of going on after the first turn, and of a good second turn, which earns 1 where a bad
+# one earns 0.5.
 GO_ON, GOOD = 0.3, 0.6
-"""Chances of going on after the first turn, and of a good second turn, which earns 1 where a bad one earns 0.5."""
 
 
 def test_mt_grpo_is_unbiased_where_the_policy_decides_when_to_stop() -> None:

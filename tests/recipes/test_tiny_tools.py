@@ -202,9 +202,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOME = 4000
 PLAN = Plan(**load_yaml(ROOT / "recipes" / "tiny_tools" / "recipe.yaml"))
 ROWS = "3e3bd4e596744195c84d9951be1794878b1f49f7a765554aaff97fa5c0811d25"
+# Tools of packs that the data may have by name: code-task's, with programs of other wordings, and
+# that of shapes-task, whose model is another.
 SHARED = {"run_python", "crop"}
-"""Tools of packs that the data may have by name: code-task's, with programs of other wordings, and that of shapes-task,
-whose model is another."""
 
 
 @cache

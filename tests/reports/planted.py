@@ -99,6 +99,7 @@ def rate(step: int, solved: float, tasks: int = 40) -> EvalRow:
     return EvalRow("r", step, pass_rate=solved, n_tasks=tasks)
 
 
+# Rule → the evidence of a training in which it is the first fault, or nothing else is found.
 PLANTED: dict[str, Evidence] = {
     "mask": case(steps(FLAT, **{"flags/MASK": 2.0})),
     "drift": case(steps(FLAT, **{"drift/structural": 3.0})),
@@ -178,5 +179,4 @@ PLANTED: dict[str, Evidence] = {
     ),
     "disk": case(steps(FLAT), free=2**30),
 }
-"""Rule → the evidence of a training in which it is the first fault, or nothing else is found."""
 np.seterr(invalid="ignore")

@@ -20,6 +20,8 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall, ToolResult, Turn
 from tests.helpers.cli import Cli
 
+# Begins 0.5 s late, waits 0.5 s, samples 3 s, waits 0.5 s, two calls of 1.5 s together, samples 2
+# s, is graded 2 s.
 TEN = (
     Turn(0, "user", (), 0, 0, started=100.5),
     Turn(
@@ -43,7 +45,6 @@ TEN = (
     ),
     Turn(3, "assistant", (), 0, 0, started=106.0, seconds=2.0),
 )
-"""Begins 0.5 s late, waits 0.5 s, samples 3 s, waits 0.5 s, two calls of 1.5 s together, samples 2 s, is graded 2 s."""
 
 
 def made(id: str = "e", turns: tuple[Turn, ...] = TEN, at: float = 0.0, **more: object) -> Episode:

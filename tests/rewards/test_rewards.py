@@ -236,8 +236,9 @@ class Fake:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
+        # What to answer next: a text, a status, seconds of silence, or a whole answer; the last
+        # one stays.
         self.answers: list[Any] = []
-        """What to answer next: a text, a status, seconds of silence, or a whole answer; the last one stays."""
 
     def answer(self, path: str, asked: Any) -> Any:
         self.bodies.append(asked)

@@ -26,14 +26,14 @@ from agentrl_cli.doctor.attacks import (
 from agentrl_cli.doctor.canaries import Canaries, canaries
 from agentrl_cli.sandbox import ExecResult, Sandbox, Session, grade
 
+# Seconds that one session listens before the other talks.
 HEAD_START = 0.15
-"""Seconds that one session listens before the other talks."""
+# Seconds for a program that only time can stop.
 ENDLESS = 0.3
-"""Seconds for a program that only time can stop."""
+# Attacks at the same time: most of their time is waiting for a limit.
 BESIDE = 6
-"""Attacks at the same time: most of their time is waiting for a limit."""
+# They take the machine, or leave what the check after another attack would find.
 ALONE = ("fork-bomb", "shell-fork-bomb", "many-threads", "daemon", "daemon-holds-stdout")
-"""They take the machine, or leave what the check after another attack would find."""
 
 
 @cache

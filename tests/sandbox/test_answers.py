@@ -27,6 +27,7 @@ async def test_an_answer_sent_byte_by_byte_is_the_codes_own_fault(sandbox: Sandb
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
 
 
+# The session process reads its requests at 100 KB a second.
 SLOW = """
 import sys, time
 frame = sys._getframe()
@@ -39,7 +40,6 @@ class Slow:
 session = frame.f_locals["self"]
 session.control = Slow(session.control)
 """
-"""The session process reads its requests at 100 KB a second."""
 
 
 async def test_a_request_read_slowly_is_the_codes_own_fault(sandbox: Sandbox) -> None:
@@ -239,6 +239,7 @@ def fork(answer):
         os._exit(0)
 session._say = fork
 """
+# Counts processes; a pipe would count its own parts, or not, as they start.
 ALIVE = """
 n=0
 for file in /proc/[0-9]*/stat; do
@@ -246,7 +247,6 @@ for file in /proc/[0-9]*/stat; do
 done
 echo $n
 """
-"""Counts processes; a pipe would count its own parts, or not, as they start."""
 
 
 async def test_nothing_is_started_between_two_answers(sandbox: Sandbox) -> None:

@@ -153,12 +153,12 @@ def test_without_the_memory_controller_no_cgroup_is_made_and_none_left(mounted: 
 
 
 ALONE = "PermissionError: [Errno 1] "
+# What the runner really writes under `unshare -r`.
 STDERR = {
     "ns": f'  File "/opt/agentrl/sandbox/isolation/libc.py", in check\n{ALONE}mount /proc: Operation not permitted',
     "landlock": f"    os.setgroups([])\n{ALONE}Operation not permitted",
     "bare": f"    os.setgroups([])\n{ALONE}Operation not permitted",
 }
-"""What the runner really writes under `unshare -r`."""
 
 
 @pytest.mark.parametrize("level", STDERR)

@@ -76,8 +76,8 @@ for _ in range(1500):
     os.mkdir("d"); os.chdir("d")
 time.sleep(9)
 """
+# Neither its folder nor its environment shows its owner.
 SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
-"""Neither its folder nor its environment shows its owner."""
 
 
 async def test_a_killed_runners_resources_are_removed() -> None:

@@ -124,8 +124,8 @@ def test_they_are_shown_and_exported(
     assert '"fakeable": true' in rerun or '"fakeable":true' in rerun
 
 
+# What a user has to write to get no isolation.
 NAKED = Config.model_validate({"sandbox": {"backend": "bare", "min_level": "bare", "workers": 1}})
-"""What a user has to write to get no isolation."""
 
 
 def test_a_run_without_isolation_is_marked_everywhere(

@@ -8,8 +8,8 @@ import pytest
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Session, Status
 
+# Checkpoints are made alike at both levels; what they hold differs.
 both = pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
-"""Checkpoints are made alike at both levels; what they hold differs."""
 
 
 MAKE = """
@@ -123,6 +123,7 @@ async def test_a_rollback_to_a_checkpoint_repeats_no_call(sandbox: Sandbox) -> N
         assert (again == first, [d.call for d in diverged]) == (same, [] if same else [1])
 
 
+# All states but the one before this cell, without which the box would keep none.
 OTHERS = """
 import os, signal
 others = sorted(int(name) for name in os.listdir('/proc') if name.isdecimal() and int(name) not in (1, os.getpid()))
@@ -130,7 +131,6 @@ for pid in others[:-1]:
     os.kill(pid, signal.SIGNAL)
 x = 0
 """
-"""All states but the one before this cell, without which the box would keep none."""
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])

@@ -230,8 +230,8 @@ def test_a_packs_own_limits_of_the_sandbox(tmp_path: Path) -> None:
 
 
 ADAPTERS = {"sql-task": "tiny-sql", "search-task": "tiny-search"}
+# Bytes of a pack's adapter, its tokenizer included.
 MOST = 1_000_000
-"""Bytes of a pack's adapter, its tokenizer included."""
 
 
 def small(steps: int = 2) -> Recipe:

@@ -362,8 +362,9 @@ asyncio.run(go())
     assert done.stderr.count("still runs in its thread") == 1
 
 
+# Name to schema, one a line, in the order of its keys: part of the prompt that trained models
+# know.
 PUBLISHED = Path(__file__).with_name("schemas.jsonl")
-"""Name to schema, one a line, in the order of its keys: part of the prompt that trained models know."""
 PACKS = sorted(path.parent.name for path in Path("tasks").glob("*/task.yaml"))
 
 

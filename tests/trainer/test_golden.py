@@ -36,8 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "adapter": {"enabled": True, "r": 4},
     },
 }
+# Of summed log-probabilities and norms on another kind of processor, where products are added up
+# in another order.
 TOLERANCE = 2e-4
-"""Of summed log-probabilities and norms on another kind of processor, where products are added up in another order."""
 
 
 def fingerprint() -> str:

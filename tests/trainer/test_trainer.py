@@ -261,12 +261,13 @@ async def test_the_reference_is_the_model_before_training(
 
 # --- drift -----------------------------------------------------------------------------------------------------------
 
+# A last user message with "Go" gets a word that disappears once the model has answered: no audit
+# foresees that.
 SHIFTING = """\
 {%- for m in messages %}<|im_start|>{{ m.role }}{{ ' now' if loop.last and m.role == 'user' and 'Go' in m.content }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""A last user message with "Go" gets a word that disappears once the model has answered: no audit foresees that."""
 ALWAYS_SHIFTING = SHIFTING.replace(" and 'Go' in m.content", "")
 
 

@@ -24,6 +24,7 @@ from tests.helpers.tui import rendered, steady, text_of, until_text
 from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
+# name → (screen, keys, text that marks it as painted).
 SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "runs": (RunsScreen, (), "took 83 min"),
     "episodes": (EpisodesScreen, (), "ep0120003"),
@@ -66,7 +67,6 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     ),
     **MORE,
 }
-"""name → (screen, keys, text that marks it as painted)."""
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +116,13 @@ SIZES = {
     (80, 24): (*SMALL, "dialog-whatif", "watch-help"),
     (160, 50): ("watch",),
 }
+# By the first word of a screen's name the text that it shows before its keys are pressed.
 EARLY = {
     "runs": "grpo-07",
     "compare": "grpo-07",
     "watch": "step 120/400",
     "whatif": "agentrl what if",
 }
-"""By the first word of a screen's name the text that it shows before its keys are pressed."""
 
 
 async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:

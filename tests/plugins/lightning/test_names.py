@@ -18,18 +18,18 @@ from tests.plugins.lightning import scenario
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = Path(__file__).with_name("real-0.3.0.json")
+# Names that are not here; docs/lightning.md says why.
 ABSENT = """
     AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader FilterField
     FilterOptions GenericResponse LegacyAgentRunner
     RolloutLegacy RolloutRawResultLegacy SortOptions Task TaskIfAny
 """.split()
-"""Names that are not here; docs/lightning.md says why."""
+# Signatures that take more here, or less of what has no meaning.
 OTHER = """
     AgentOpsTracer.get_langchain_handler AgentOpsTracer.teardown_worker OtelTracer.teardown_worker
     Baseline.run InMemoryLightningStore() InMemoryLightningStore.query_spans LightningStore() Trainer()
     Trainer.dev Trainer.fit
 """.split()
-"""Signatures that take more here, or less of what has no meaning."""
 MISSING = """
     AgentOpsTracer.get_langchain_callback_handler AgentOpsTracer.instrument AgentOpsTracer.uninstrument
     Algorithm.get_client Baseline.get_client InMemoryLightningStore.wait_for_rollout LLMProxy.initialize

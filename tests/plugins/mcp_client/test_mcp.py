@@ -70,6 +70,7 @@ if __name__ == "__main__":
     else:
         server.run()
 '''
+# The protocol in a process that starts at once; the package's own server takes a second.
 STUB = """
 import json, os, sys
 
@@ -114,7 +115,6 @@ for line in sys.stdin:
         continue
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
 """
-"""The protocol in a process that starts at once; the package's own server takes a second."""
 
 
 @pytest.fixture

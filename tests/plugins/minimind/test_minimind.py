@@ -24,8 +24,8 @@ from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
 from tests.sft.test_sft import CALLED, SYSTEM
 
+# minimind's 2-layer configuration.
 HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
-"""minimind's 2-layer configuration."""
 
 
 def native_weights(vocabulary: int) -> dict[str, torch.Tensor]:

@@ -73,11 +73,11 @@ def write_gguf(path: Path, *, pre: str = "smollm", template: str | None = None) 
     return path
 
 
+# Of the kind that SmolLM2 has: any role, no tools.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Of the kind that SmolLM2 has: any role, no tools."""
 
 
 def tensor(path: Path, name: str) -> Any:

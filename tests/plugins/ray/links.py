@@ -18,8 +18,8 @@ from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.rollout import Job
 from agentrl_cli.rollout.attempt import new_episode
 
+# Records an episode and returns it as it ended; None: the worker dies.
 Play = Callable[[Job, Relay], Episode | None]
-"""Records an episode and returns it as it ended; None: the worker dies."""
 
 
 class ScriptedLink:
@@ -116,8 +116,8 @@ class ServiceLink:
         return ""
 
 
+# A kind of worker, as a stranger's package registers one under `agentrl.workers`.
 SERVICES = "tests.plugins.ray.links:open_services"
-"""A kind of worker, as a stranger's package registers one under `agentrl.workers`."""
 
 
 @contextlib.contextmanager

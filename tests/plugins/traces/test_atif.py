@@ -39,8 +39,8 @@ from agentrl_cli.types import (
 from agentrl_cli.types.content import image_part
 from tests.helpers.cli import Cli
 
+# Made of the pydantic models of Harbor 0.17, without its texts.
 SCHEMA = json.loads(Path(__file__).with_name("atif-v1.7.schema.json").read_text())
-"""Made of the pydantic models of Harbor 0.17, without its texts."""
 COUNT = int(os.environ.get("ATIF_EPISODES", "300"))
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 TEXTS = ("", "Grüße, 世界 🌍", "a\x00b\x1b[31m\n\\", "x" * 300, '{"a": [1]}', "<|im_end|>")

@@ -156,8 +156,8 @@ EXPECTED = {
 }
 
 
+# Seconds that a step of wandb may take on a busy machine: its service is a process of its own.
 SLOW = 100.0
-"""Seconds that a step of wandb may take on a busy machine: its service is a process of its own."""
 
 
 @pytest.fixture

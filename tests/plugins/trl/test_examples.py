@@ -103,8 +103,8 @@ CASES: list[tuple[Any, dict[str, Any], str]] = [
     (of_state, CHAT, ANSWER),
     (characters, CHAT, ANSWER),
 ]
+# What the documentation's functions give; the number of tokens is the tokenizer's.
 KNOWN = [None, 27.0, 1.0, 1.0, 0.0, 1.0, None, 1.0, 1.0, 5.0, 1.0, 1.0]
-"""What the documentation's functions give; the number of tokens is the tokenizer's."""
 
 
 def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float | None:
