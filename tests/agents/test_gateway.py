@@ -55,8 +55,7 @@ def error_of(response: httpx2.Response, path: str) -> str:
     """The message of an error, which must have its dialect's form."""
     body = response.json()
     assert set(body) == ({"type", "error"} if path == "messages" else {"error"})
-    kind = body["error"]["type"]
-    assert kind.endswith("_error")
+    assert body["error"]["type"].endswith("_error")
     assert path == "messages" or set(body["error"]) == {"message", "type", "param", "code"}
     return str(body["error"]["message"])
 

@@ -60,8 +60,7 @@ async def test_a_program_in_the_sandbox_reaches_its_model_and_nothing_else(
     with socket.create_server(("127.0.0.1", 0)) as other:
         places = {"neighbour": other.getsockname(), "internet": ("198.51.100.1", 80)}
         head = f"HOST = {[str(tmp_path), '/root', '/home', '/etc/shadow', '/var']!r}\nPLACES = {places!r}\n"
-        store_db = tmp_path / "store.db"
-        with Store.open(store_db) as store:
+        with Store.open(tmp_path / "store.db") as store:
             episode = await play(pack_of(tmp_path / "pack", head + PROGRAM, COMMAND), store=store)
             said = store.journal.agent_stderr(None, episode.id)
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error

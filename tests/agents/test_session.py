@@ -174,8 +174,7 @@ async def test_a_conversation_keeps_its_ids_and_renders_only_what_is_new() -> No
     # Written with other spaces and key order than any client would: a re-rendering would change the ids.
     written = '<tool_call>\n{"arguments":{"b":2,"a":1},  "name": "add"}\n</tool_call>'
     session = session_of([written, "3."])
-    first = await say(session, [SYSTEM, USER], tools=[ADD])
-    sent = first["tool_calls"][0]
+    sent = (await say(session, [SYSTEM, USER], tools=[ADD]))["tool_calls"][0]
     # The client writes the message in its own way: arguments in another order, an extra key, content as null.
     sent = {**sent, "index": 0, "function": {"name": "add", "arguments": '{"b": 2,   "a": 1}'}}
     back = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [sent]}
@@ -238,8 +237,7 @@ async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
     first = await say(session, [SYSTEM, USER])
     more = [SYSTEM, USER, first, {"role": "user", "content": "More."}]
     await say(session, more)
-    summary = [SYSTEM, {"role": "user", "content": "So far: 3. More."}]
-    await say(session, summary)
+    await say(session, [SYSTEM, {"role": "user", "content": "So far: 3. More."}])
     await say(
         session, [SYSTEM, USER], tools=[ADD]
     )  # other tools are written at the start: another root
@@ -326,8 +324,7 @@ async def test_of_equal_answers_the_newest_is_continued() -> None:
 async def test_several_choices_are_siblings() -> None:
     texts = iter(["One.", "Two."])
     session = session_of(lambda key, ids: next(texts), choices=2)
-    request = ask([USER], n=2)
-    reply = await session.complete(request)
+    reply = await session.complete(ask([USER], n=2))
     assert sorted(choice.text for choice in reply.choices) == ["One.", "Two."]
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0]
     with pytest.raises(RequestError, match="n = 3"):

@@ -256,8 +256,7 @@ async def test_a_training_against_its_own_base(tmp_path: Path, model: Path) -> N
     task = {"packs": ["."], "agent": "agent.py:agent"}
     given: dict[str, Any] = {"task": task, "algo": {"advantage": "rae"}, "train": {"steps": 1}}
     async with trainer_of(tmp_path, model, **given) as trainer:
-        run = await trainer.train()
-        episodes = episodes_of(trainer.store, run)
+        episodes = episodes_of(trainer.store, await trainer.train())
     assert len(episodes) == 8 and {e.fact for e in episodes} == {"trained"}
     for episode in episodes:
         assert list(episode.players) == ["white"] and episode.reward == episode.players["white"]

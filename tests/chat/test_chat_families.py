@@ -64,8 +64,7 @@ CHANNELS = {"Kimi-K3", "muse-glimmer", "meetkai-functionary-medium-v3.2"}
 
 
 def template(source: str, name: str) -> str:
-    found = WRITTEN if source == OWN else templates_of(source)
-    return found[name]
+    return (WRITTEN if source == OWN else templates_of(source))[name]
 
 
 def chat_of(source: str, name: str, append_only: bool = False) -> Chat:

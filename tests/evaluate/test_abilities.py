@@ -20,8 +20,7 @@ def call(name: str, **arguments: object) -> str:
 
 def able(key: str, ids: Sequence[int]) -> str:
     """Does everything: calls, copies, corrects, takes a second step, chooses, and says hello without a call."""
-    text = TOKENIZER.decode(ids)
-    user = text.partition("<|im_start|>user\n")[2]
+    user = TOKENIZER.decode(ids).partition("<|im_start|>user\n")[2]
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", user, re.DOTALL)
     if found := re.search(r"mean (p-\w+)", results[-1] if results else ""):
         return call("seat_of", passenger=found[1])

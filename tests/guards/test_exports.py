@@ -35,8 +35,7 @@ def test_type_checkers_see_the_same_names_from_the_same_places() -> None:
 
 @pytest.mark.parametrize("name", agentrl_cli.__all__)
 def test_every_name_is_there_and_documented(name: str) -> None:
-    value = getattr(agentrl_cli, name)
-    assert value.__doc__, f"{name} has no docstring"
+    assert getattr(agentrl_cli, name).__doc__, f"{name} has no docstring"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -102,8 +102,7 @@ def test_a_package_imports_only_what_stands_to_its_left() -> None:
     for file in FILES:
         mine = file.parts[0].removesuffix(".py")
         for line, name in own_imports(file):
-            room = name.split(".")[0] or "__init__"
-            if ORDER.index(room) > ORDER.index(mine):
+            if ORDER.index(name.split(".")[0] or "__init__") > ORDER.index(mine):
                 wrong.append(f"{file}:{line} imports {name}, which stands to the right of {mine}")
     assert not wrong, "\n".join(wrong)
 

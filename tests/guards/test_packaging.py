@@ -130,8 +130,7 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
 
 
 def test_an_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    sdist = build("sdist", ROOT, tmp_path / "sdist")
-    with tarfile.open(sdist) as archive:
+    with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
     assert names(build("wheel", source, tmp_path / "wheel")) == names(wheel)

@@ -60,8 +60,7 @@ def tokenizer_for(
         r"<\|[^|>{}' ]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|</?s>|<(?:start|end)_of_(?:turn|utterance)>"
         r"|<\|?turn\|?>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\[gMASK\]|<sop>"
     )
-    names = re.findall(pattern, template)
-    control = sorted({*names, *more, *ends})
+    control = sorted({*re.findall(pattern, template), *more, *ends})
     common = (
         "<|im_end|>",
         "<|eot_id|>",

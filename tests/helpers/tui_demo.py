@@ -150,8 +150,7 @@ def episode(
     w.given("system", "You can use tools.\n# Tools\n<tools>\ncalculator\n</tools>", Origin.SYSTEM)
     w.given("user", "12 boxes cost 4.5 each and shipping is 3.9. What is the total?", Origin.USER)
     number = "4.5" if solved else "4,5"
-    expression = f"12 * {number} + 3.9"
-    first = call("calculator", {"expr": expression})
+    first = call("calculator", {"expr": f"12 * {number} + 3.9"})
     w.assistant(
         f"I need the total price, so multiply 12 by {number} and then add the shipping.\n<tool_call>\n{first.raw}\n"
         "</tool_call>",

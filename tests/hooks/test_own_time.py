@@ -46,8 +46,7 @@ async def test_what_hangs_ends_however_busy_the_machine_is() -> None:
 
 
 async def test_the_clock_stands_while_something_else_limits_what_is_waited_for() -> None:
-    machine = Machine(lambda _: 1.0)
-    async with OwnTime(LIMIT, machine) as limit:
+    async with OwnTime(LIMIT, Machine(lambda _: 1.0)) as limit:
         with limit.pause(), limit.pause():
             await asyncio.sleep(4 * LIMIT)
         paused = limit.had

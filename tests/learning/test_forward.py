@@ -181,8 +181,7 @@ def test_adapter_on_the_head() -> None:
 
 def test_bfloat16_is_as_close_as_its_own_rounding() -> None:
     model = tiny().to(torch.bfloat16)
-    packed = pack(batch())
-    got = f.logprobs(model, packed)
+    got = f.logprobs(model, pack(batch()))
     backward(got.logp.sum())
     assert got.logp.dtype == torch.float32
     with torch.no_grad():
@@ -238,8 +237,7 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
 
 
 def test_nothing_to_train() -> None:
-    untrained = Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))
-    packed = pack([[untrained]])
+    packed = pack([[Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))]])
     assert packed.tokens == 0
     assert f.logprobs(tiny(), packed).logp.shape == (0,)
     assert pack([]).tokens == 0
@@ -458,8 +456,7 @@ def test_what_it_does_not_know_takes_the_models_own_forward(
     if what == "hook":
         model.get_base_model().model.layers[0].register_forward_hook(lambda *given: None)
     assert not used(model, packed)
-    out = logprobs(model, packed)
-    assert torch.isfinite(out.logp).all()
+    assert torch.isfinite(logprobs(model, packed).logp).all()
     if what == "dropout":
         model.eval()
         assert used(model, packed)
@@ -483,8 +480,7 @@ def test_training_in_bfloat16_learns(lora: bool) -> None:
     if not lora:
         model = model.unload().requires_grad_(True)
     groups = episodes(model, [[0, 1, 1, 0], [1, 0, 0, 1]])
-    rates = {"lr": 2e-2 if lora else 3e-3}
-    learner = Learner(model, config(train=rates))
+    learner = Learner(model, config(train={"lr": 2e-2 if lora else 3e-3}))
 
     def gap() -> float:
         packed = pack([[Segment.of(e) for e in group] for group in groups])

@@ -61,8 +61,7 @@ def test_how_much_of_the_value_loss_reaches_the_policy() -> None:
 
 def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
     groups = [[multi_turn(e) for e in group] for group in episodes(start, [[0, 1, 1], [1, 0, 0.5]])]
-    model = copy.deepcopy(start)
-    learner = Learner(model, config(algo=GAE))
+    learner = Learner(copy.deepcopy(start), config(algo=GAE))
     assert learner.compute.critic is not None
     torch.nn.init.normal_(learner.compute.critic.head.out.weight)
     head = copy.deepcopy(learner.compute.critic.head)

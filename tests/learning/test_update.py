@@ -159,8 +159,7 @@ def test_truncated_sampling_is_corrected(model: Any) -> None:
         for group in groups
     ]
     learner = Learner(model, config(rollout={"top_p": 0.9}))
-    found = learner.update(higher, 0)
-    for name, signals in found.signals.items():
+    for name, signals in learner.update(higher, 0).signals.items():
         mask = ~np.isnan(signals.weight)
         assert signals.weight[mask] == pytest.approx(plain.signals[name].weight[mask] / 2, rel=1e-3)
 

@@ -541,8 +541,7 @@ def test_what_is_shown_of_many_tokens() -> None:
 async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
     loaded = load_policy(str(folder), Config(), base=folder)
     directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
-    env = ToolEnv([as_tool(look)])
-    session, _ = open_chat(directed, env, chat=loaded.chat)
+    session, _ = open_chat(directed, ToolEnv([as_tool(look)]), chat=loaded.chat)
     await session.begin()
     await session.user("Look.")
     assert [turn.role for turn in session.turns] == ["user", "assistant", "tool", "assistant"]

@@ -302,8 +302,7 @@ def test_arguments_stand_in_the_conversation_before_the_call() -> None:
 
 
 def test_a_mistake_is_corrected_and_not_learned() -> None:
-    rows = [one for one in drawn() if one.family == "corrected"]
-    for one in rows:
+    for one in [one for one in drawn() if one.family == "corrected"]:
         assert one.muted == {0}
         first, second = (arguments for _, _, arguments in calls(one))
         names = [name for _, name, _ in calls(one)]

@@ -151,8 +151,7 @@ async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
         weights.append({name: w.clone() for name, w in trainer.loaded.model.state_dict().items()})
     async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
         for step in range(3):
-            groups = await trainer.collector.sample(step)
-            await trainer.learn(groups, step)
+            await trainer.learn(await trainer.collector.sample(step), step)
         weights.append(trainer.loaded.model.state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -217,8 +216,7 @@ async def test_a_straggler_is_cut_off_and_its_group_trains_without_it(
     write_pack(tmp_path, code="COUNT = [1] * 500 + [0] + [1] * 3\n" + code)
     rollout = {"async_staleness": 1, "episode_timeout": 1.0}
     async with trainer_of(tmp_path, model, rollout=rollout, train={"steps": 2}) as trainer:
-        run = await trainer.train()
-        episodes = episodes_of(trainer.store, run)
+        episodes = episodes_of(trainer.store, await trainer.train())
     late = [e for e in episodes if e.outcome is Outcome.TIMEOUT]
     assert [e.fact for e in late] == ["skipped:fault: timeout"]
     siblings = [e for e in episodes if e.group_id == late[0].group_id and e is not late[0]]

@@ -190,8 +190,7 @@ def test_branches_are_read_one_by_one() -> None:
 def test_mask_bugs() -> None:
     origin = CLEAN.tokens.origin.copy()
     origin[3] = Origin.MODEL  # a token of the tool's turn
-    wrong = replace(CLEAN.tokens, origin=origin)
-    (flag,) = find_flags(CLEAN.with_(tokens=wrong))
+    (flag,) = find_flags(CLEAN.with_(tokens=replace(CLEAN.tokens, origin=origin)))
     assert (flag.name, flag.evidence, flag.turn) == (
         "MASK",
         "1 tokens of a tool turn count as sampled",

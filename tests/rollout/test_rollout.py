@@ -259,8 +259,7 @@ async def test_state_is_made_and_freed_for_every_episode() -> None:
 
     pack = pack_of(tools=[Counter()])
     rollout = rollout_of(pack, [call("count"), call("count"), "5"])
-    episodes = await rollout.run([job_of(pack, sample=n) for n in range(2)])
-    for episode in episodes:
+    for episode in await rollout.run([job_of(pack, sample=n) for n in range(2)]):
         assert [result.text for result in observations(episode)] == ["1", "2"]
         own = next(part for part in episode.reward_parts if part.name == "tool:count")
         assert (own.value, own.weight) == (2.0, 0.0) and episode.reward == 1.0

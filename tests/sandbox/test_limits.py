@@ -88,8 +88,7 @@ async def test_output_is_capped_in_the_middle_and_always_text(sandbox: Sandbox) 
     )
     assert "[... 8977 bytes left out ...]" in result.stdout
     code = r"import sys; print('\ud800\0\x1b[2J'); sys.stdout.flush(); sys.stdout.buffer.write(b'\xff'); None"
-    odd = await session.cell(code)
-    assert odd.stdout == "\\ud800\0\x1b[2J\n\ufffd"
+    assert (await session.cell(code)).stdout == "\\ud800\0\x1b[2J\n\ufffd"
 
 
 async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:

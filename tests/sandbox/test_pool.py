@@ -160,8 +160,7 @@ async def stocked(sandbox: Sandbox) -> Runner:
 async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     for number in range(3):
-        runner = await stocked(sandbox)
-        ready = list(runner.spares)
+        ready = list((await stocked(sandbox)).spares)
         session = await sandbox.session(seed=5, open_files=20 + number, memory_mb=300)
         result = await session.cell(
             "import random, resource; random.random(), resource.getrlimit(7)[0]"

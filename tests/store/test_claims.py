@@ -113,8 +113,7 @@ def test_a_claim_is_taken_from_the_dead_alone(
 
 def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
-    started = start_of(process.pid)
-    assert started and _start_by_ps(process.pid)
+    assert start_of(process.pid) and _start_by_ps(process.pid)
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("", "fox", pid=process.pid))
         assert store.runs.get(run.id).alive and store.runs.get(run.id).holder == Holder.of(

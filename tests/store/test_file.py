@@ -273,8 +273,7 @@ def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_create_and_share_one_store(path: Path) -> None:
-    writers = [start(path, name, 25) for name in ("one", "two")]
-    for writer in writers:
+    for writer in [start(path, name, 25) for name in ("one", "two")]:
         writer.communicate()
         assert writer.returncode == 0
     with Store.open(path, readonly=True) as store:

@@ -242,8 +242,7 @@ def test_the_sets_of_sampled_tokens_come_back() -> None:
 
 
 def test_running_episode_counts_while_it_runs(store: Store) -> None:
-    rng = np.random.default_rng(11)
-    episode = random_episode(rng)
+    episode = random_episode(np.random.default_rng(11))
     store.episodes.start(episode)
     first = episode.turns[0]
     store.episodes.add_turn(episode.id, first, episode.tokens.slice(first.start, first.end))

@@ -55,8 +55,7 @@ def init(
     monkeypatch.chdir(tmp_path)
 
     def call(*args: str) -> tuple[int, str]:
-        code = main(["init", *args])
-        return code, capsys.readouterr().err
+        return main(["init", *args]), capsys.readouterr().err
 
     return call
 
@@ -199,8 +198,7 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     assert problems(tmp_path / "mine") == [] and pack.agent is not None
     (tool,) = pack.tools
     assert asyncio.run(tool.call(ToolContext(), {"name": "bolt"})).text == "7"
-    agent = resolve("agents", {}, pack.agent.function, base=pack.dir)
-    assert agent(None, "") == 7.0
+    assert resolve("agents", {}, pack.agent.function, base=pack.dir)(None, "") == 7.0
     before = pack.agent.code
     (tmp_path / "mine" / "db.py").write_text("STOCK = {'bolt': 9}\n")
     assert pack.agent.code != before  # an evaluation is another one then

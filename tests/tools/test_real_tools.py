@@ -275,8 +275,7 @@ async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
         with closing(sqlite3.connect(folder / "shop.db")) as original:
             original.executescript(SHOP)
     (pack / "link.db").symlink_to(tmp_path / "shop.db")
-    outside = (str(tmp_path / "shop.db"), "../shop.db", "link.db")
-    for source in outside:
+    for source in (str(tmp_path / "shop.db"), "../shop.db", "link.db"):
         with pytest.raises(EnvError, match="outside of its pack"):
             await calls(SqlTool().at(pack), database=source)
         # The pack's own settings may say otherwise.

@@ -13,6 +13,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.types import Episode, Fact, Outcome
+from tests.helpers.cli import Cli
 from tests.helpers.train import TASK_PY, TASK_YAML, episodes_of, spawn
 from tests.trainer.test_resume import EPISODES, STEPS, only_run, plan, project_of
 
@@ -153,13 +154,13 @@ CHANGES: dict[Callable[[Path], None], str] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_cut_group_is_not_continued_with_something_else(
-    project: Path, change: Callable[[Path], None]
+    project: Path, change: Callable[[Path], None], cli: Cli
 ) -> None:
-    before = state(project)
+    before, cli.folder = state(project), project
     change(project)
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 2 and CHANGES[change] in said and "both versions: 000002-001." in said, said
-    assert "agentrl train --resume bandit-grpo --accept-changes" in said and "Traceback" not in said
+    accept = "agentrl train --resume bandit-grpo --accept-changes"
+    said = (CHANGES[change], "both versions: 000002-001.", accept)
+    cli("train", "--resume", "last", code=2, said=said)
     assert state(project) == before, "nothing was stored"
 
 
@@ -234,10 +235,9 @@ def test_other_tasks_than_planned_are_reported(
         assert all(episode == group for episode, group in rows)
 
 
-def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path) -> None:
-    project = project_of(tmp_path / "project", model)
-    code, said = spawn(project, "train", "--accept-changes")
-    assert code == 2 and "--accept-changes is for a resume." in said
+def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path, cli: Cli) -> None:
+    cli.folder = project_of(tmp_path / "project", model)
+    cli("train", "--accept-changes", code=2, said="--accept-changes is for a resume.")
 
 
 def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls
     await made.user("12*4.5?")
     assert made.talk.transcript.messages[-1]["content"] == "unused"
     await made.as_model(CALL)  # replaces the model's answer
-    forced = made.talk.transcript.parts[1]
-    assert set(forced.origin.tolist()) == {Origin.FORCED}
+    assert set(made.talk.transcript.parts[1].origin.tolist()) == {Origin.FORCED}
     assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]
     assert made.turns[2].results[0].text == "54"
 

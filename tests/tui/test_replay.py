@@ -207,8 +207,7 @@ async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> 
 
 def half_written(path: Path) -> None:
     """Episodes as a run leaves them when it is killed, or before it has trained."""
-    tokenizer = demo.Words()
-    done = demo.episode(tokenizer, 1, solved=True)
+    done = demo.episode(demo.Words(), 1, solved=True)
     nan = np.full(3, np.nan, np.float32)
     odd = Tokens(
         np.arange(3, dtype=np.int32),

@@ -281,8 +281,7 @@ async def test_exports_hold_everything_but_secrets_and_palettes_change(
             await pilot.press("P")
             await until_text(pilot, f"colours {name}")
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
-    words = demo.Words()
-    episode = demo.episode(words, 3, solved=False)
+    episode = demo.episode(demo.Words(), 3, solved=False)
     turn = episode.turns[1]
     secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
     leaking = type(turn)(1, "user", (secret,), turn.start, turn.end)

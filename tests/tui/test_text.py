@@ -127,8 +127,7 @@ def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> N
         if kind == Kind.TEXT:
             assert sum(layout.piece_cells[a:b]) <= width
     for token in range(len(layout.view.tokens)):
-        line = layout.line_of(token)
-        assert layout.token_at(line, layout.cell_of(token)) == token
+        assert layout.token_at(layout.line_of(token), layout.cell_of(token)) == token
 
 
 def test_blocks_cover_every_token_of_a_half_written_episode() -> None:

@@ -149,8 +149,7 @@ def episodes() -> list[Episode]:
 
 def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
     with store_of(tmp_path / "agentrl.db", episodes()) as store:
-        run = store.runs.get("r")
-        attempts = read_attempts(store, run.id, "train")
+        attempts = read_attempts(store, store.runs.get("r").id, "train")
     assert {mode.text for mode in find_modes(attempts)} == {
         "pallets fails (exception): KeyError: …",
         "answers otherwise than pallets says",

@@ -171,8 +171,7 @@ async def emitted(agl: Any) -> list[Any]:
                 try:
                     agl.emit_reward(wrong)
                 except (TypeError, ValueError) as error:
-                    inner_name = type(error).__name__
-                    agl.emit_message(inner_name)
+                    agl.emit_message(type(error).__name__)
     spans = list(await store.query_spans(rollout.rollout_id))
     ids = {span.span_id: span.name for span in spans}
     drop = ("exception.stacktrace",)

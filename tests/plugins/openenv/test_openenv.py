@@ -148,8 +148,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        words = [python, str(file), kind, str(port), str(most)]
-        process = subprocess.Popen(words)
+        process = subprocess.Popen([python, str(file), kind, str(port), str(most)])
         processes.append(process)
         found[name] = f"http://127.0.0.1:{port}"
 
@@ -177,8 +176,7 @@ async def test_a_project_of_an_address(
     )
     assert episode.error == "" and episode.reward in {1 - n / 8 for n in range(10)}
     assert "round" in str(episode.turns[0].messages) + str(episode.turns[1].messages)
-    taken = f"openenv:{servers['ONE']}"
-    cli("init", "one", "--from", taken, "--python", python)
+    cli("init", "one", "--from", f"openenv:{servers['ONE']}", "--python", python)
     nowhere = "openenv:http://127.0.0.1:9"
     cli("init", "two", "--from", nowhere, "--python", python, code=1, said="does not answer")
 

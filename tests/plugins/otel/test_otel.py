@@ -184,8 +184,7 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
         times = [int(one[name]) for one, name in ((run, "startTimeUnixNano"), (span, "startTimeUnixNano"),
                                                   (span, "endTimeUnixNano"), (run, "endTimeUnixNano"))]  # fmt: skip
         assert times == sorted(times)
-    names = {span["name"].split()[0] for span in spans}
-    assert "invoke_agent" in names
+    assert "invoke_agent" in {span["name"].split()[0] for span in spans}
 
 
 def test_a_served_session_is_a_span(project: Path) -> None:

@@ -324,7 +324,6 @@ async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int])
         await until_text(pilot, "cccc")
         await pilot.press("k", "space", "j", "j")
         await until_text(pilot, "DIFF aaaa -> cccc")
-        screen = pilot.app.screen
-        assert isinstance(screen, PromptsScreen)
+        assert isinstance(pilot.app.screen, PromptsScreen)
         await pilot.press("k", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, ReplayScreen))

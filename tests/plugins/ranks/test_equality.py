@@ -193,8 +193,7 @@ def test_micro_batches_are_deal_batches_by_tokens(even: bool) -> None:
 
 def test_a_row_of_one_process_is_split_for_all_ranks() -> None:
     whole = [[Segment(np.arange(20, dtype=np.int32), np.arange(20) > 9)] for _ in range(4)]
-    nothing = [Segment(np.arange(20, dtype=np.int32), np.zeros(20, bool))]
-    segments = [nothing, *whole]
+    segments = [[Segment(np.arange(20, dtype=np.int32), np.zeros(20, bool))], *whole]
     assert len(split_for(segments, 4096, 1)) == 1
     rows = split_for(segments, 4096, 4)
     assert len(rows) == 4 and rows[0] == [(0, 0), (1, 0)]

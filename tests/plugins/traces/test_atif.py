@@ -172,8 +172,7 @@ def test_forth_and_back() -> None:
     maker = Maker(5)
     for _ in range(COUNT):
         episode, signals = maker.episode()
-        found = trajectory(episode, signals, "hash", masked=False)
-        text = dumps(found)
+        text = dumps(trajectory(episode, signals, "hash", masked=False))
         assert "NaN" not in text and "Infinity" not in text
         valid(json.loads(text))
         back = read(json.loads(text), "it", pytest.fail, lambda name: [])

@@ -382,8 +382,7 @@ def export(one: dict[str, Any]) -> str:
 
 def tool_spans() -> dict[str, Any]:
     """Two failed runs of a tool, whose calls have no id, by source."""
-    twice = [CALL, {**CALL, "id": "c2"}]
-    said = [*CHAT[:2], {**CHAT[2], "tool_calls": twice}]
+    said = [*CHAT[:2], {**CHAT[2], "tool_calls": [CALL, {**CALL, "id": "c2"}]}]
     said += [{**CHAT[3], "tool_call_id": id} for id in ("c1", "c2")]
     asked = [{"message": one} for one in said]
     model = {"openinference.span.kind": "LLM"}

@@ -67,8 +67,7 @@ def test_wandb_and_trackio(
     fake.init = init
     monkeypatch.setitem(sys.modules, name, fake)  # the real one wants an account
     monkeypatch.setenv(f"{name.upper()}_PROJECT", "mine")
-    logger = cls()
-    drive(logger, run_in(tmp_path), RuntimeError("x"))
+    drive(cls(), run_in(tmp_path), RuntimeError("x"))
     (run,) = made
     assert (
         run.given["project"] == "mine"
@@ -119,8 +118,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (tmp_path / "run").mkdir()
-    logger = MLflow()
-    drive(logger, run_in(tmp_path / "run"))
+    drive(MLflow(), run_in(tmp_path / "run"))
     (client,) = made
     assert client.uri == (tmp_path / "mlruns").as_uri()
     assert client.calls[0] == (

@@ -206,8 +206,7 @@ async def test_a_verl_tool_gets_the_rows_keywords_and_may_show_pictures(tmp_path
         looks__py=KEYWORDS,
     )
     (tool,) = made.tools
-    ctx = ToolContext(made.tasks("train")[0])
-    state = await tool.create(ctx)
+    state = await tool.create(ToolContext(made.tasks("train")[0]))
     result = await tool.call(state, {"at": "left"})
     assert (
         result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
@@ -301,8 +300,7 @@ async def test_in_a_rollout_verls_function_sees_the_response_without_control_tok
         return float(ground_truth in solution_str)
 
     row = {"prompt": [{"role": "user", "content": "2 + 3?"}], "reward_model": {"ground_truth": "5"}}
-    pack = Pack.of("p", [row], [Reward("r", compute_score)])
-    done = await play(pack, ["It is 5."])
+    done = await play(Pack.of("p", [row], [Reward("r", compute_score)]), ["It is 5."])
     assert done.outcome is Outcome.SOLVED and seen[0].strip() == "It is 5."
 
 

@@ -45,8 +45,7 @@ class Shot(Tool):
 
 
 async def bump(client: Any, by: int) -> str:
-    found = await client.call_tool("bump", {"by": by})
-    return str(found.content[0].text)
+    return str((await client.call_tool("bump", {"by": by})).content[0].text)
 
 
 async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:

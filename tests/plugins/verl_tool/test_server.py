@@ -185,8 +185,7 @@ async def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
 
 
 async def test_idle_trajectories_give_back_what_they_hold(tmp_path: Path) -> None:
-    tally = Tally()
-    async with world(tmp_path / "j.db", [tally.tool]) as trajectories:
+    async with world(tmp_path / "j.db", [Tally().tool]) as trajectories:
         await trajectories.open("t", {})
         await trajectories.call(bump("a", 5))
         assert await trajectories.sweep(60) == 0 and len(trajectories) == 1

@@ -158,8 +158,7 @@ async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
         assert result.error == "refused" and words in result.text
     late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/endless")
     assert late.error == "timeout"
-    closed = await fetch(fetcher(site), "http://127.0.0.1:9/")
-    assert closed.error == "exception"
+    assert (await fetch(fetcher(site), "http://127.0.0.1:9/")).error == "exception"
     with pytest.raises(ConfigError):
         FetchTool(["a"], seconds=0)
 
@@ -232,8 +231,7 @@ def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) ->
         {"Node": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}},
     )
     (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
-    text = json.dumps(tool.schema)
-    assert 1 < text.count('"next"') <= DEEPEST
+    assert 1 < json.dumps(tool.schema).count('"next"') <= DEEPEST
 
 
 SERVICE = {
