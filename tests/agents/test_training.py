@@ -26,10 +26,6 @@ from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
 from tests.helpers.train import episodes_of, trainer_of, write_pack, write_project
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 AGENT = """\
 import httpx2
 

@@ -23,9 +23,6 @@ from agentrl_cli.types import Sampling
 from tests.helpers.graph_tape import record, tapes
 from tests.helpers.local import check_against_generate, forced, policy_of, prompts, tiny
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
 Step = Callable[[], None]
 taped = partial(GraphRunner, make=tapes)
 

@@ -35,10 +35,6 @@ from tests.helpers.local import (
     tiny,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 
 def test_in_sixteen_bits_a_difference_is_that_of_tokens_that_would_be_drawn() -> None:
     """A real vocabulary has fifty thousand tokens that are never drawn, some of them half a nat off by rounding."""

@@ -30,11 +30,6 @@ from tests.helpers.local import VOCAB, tiny
 from tests.helpers.second_device import NAME, install
 from tests.helpers.train import spawn, write_project
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
-
 Mode: Any = TorchDispatchMode  # torch does not say its types
 
 

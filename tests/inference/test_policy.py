@@ -16,10 +16,6 @@ from agentrl_cli.inference.sampler import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 from tests.helpers.local import STOP, VOCAB, greedy, policy_of, prompts, tiny
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 
 async def test_long_prompts_go_in_pieces() -> None:
     model = tiny()

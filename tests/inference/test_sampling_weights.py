@@ -15,12 +15,9 @@ from agentrl_cli.models.adapter import use_adapter
 from agentrl_cli.types import Sampling
 from tests.helpers.local import policy_of, tiny
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:.is_gradient_checkpointing:FutureWarning"
-    ),  # peft's, on transformers 5
-    pytest.mark.filterwarnings("ignore:.lora_bias=True"),  # the layers of tiny models have no bias
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.lora_bias=True"
+)  # the layers of tiny models have no bias
 IDS = torch.arange(7)[None]
 
 

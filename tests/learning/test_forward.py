@@ -28,10 +28,6 @@ from tests.learning.test_update import config, episodes
 VOCAB = 64
 Mode: Any = TorchDispatchMode  # torch does not say its types
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},

@@ -356,9 +356,6 @@ def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(
 
 
 # peft 0.19 asks transformers 5.23 for a name that is on its way out.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
 
 IDS = torch.arange(3, 23)[None]
 

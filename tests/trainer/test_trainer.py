@@ -22,10 +22,6 @@ from agentrl_cli.types import Episode, Fact, Outcome
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
 from tests.helpers.trees import grafted
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 
 async def test_every_episode_has_a_fact_and_every_step_its_metrics(
     tmp_path: Path, model: Path

@@ -20,10 +20,6 @@ from agentrl_cli.registry import load_file
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Origin, Outcome
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft's, on transformers 5
-
 
 def ask(llm: agl.LLM, text: str) -> Any:
     """One chat completion, as a client of the user's own would make it, with vLLM's field for token ids."""
