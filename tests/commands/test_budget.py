@@ -1,6 +1,7 @@
 """Settings for a time: hand-computed choices, what the user set is kept, and the record in the store."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from agentrl_cli import Config, Store, load_config
 from agentrl_cli.commands.budget import choose, describe_budget, parse_time, set_by_user
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import UsageError
 from tests.helpers.train import spawn, write_project
 from tests.trainer.test_resume import only_run
@@ -99,3 +101,20 @@ def test_the_choice_is_printed_stored_and_left_alone_by_a_resume(
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         after = json.dumps(only_run(store).config).replace('"steps": 3', '"steps": 2')
         assert only_run(store).step == 3 and after == before
+
+
+def test_the_time_left_is_that_of_the_steps_made_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Progress("sft", 4_000) as bar:
+        bar.done = 1_000  # a resumed training begins further on
+        now = 60.0
+        bar.advance("loss 0.5")
+        now = 120.0
+        bar.advance("loss 0.4")
+    monkeypatch.undo()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "sft 1001/4000 loss 0.5  ETA 49 h 59 min"
+    assert second == "sft 1002/4000 loss 0.4  ETA 49 h 58 min"

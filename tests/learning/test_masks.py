@@ -14,6 +14,7 @@ from torch import nn
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.learning.batch import Batch
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
 from agentrl_cli.learning.forward import trained_logprobs
@@ -27,7 +28,9 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.store.codec import token_columns, tokens_of
 from agentrl_cli.types import (
     Episode,
+    Generation,
     Origin,
+    RewardPart,
     Sampling,
     StopReason,
     Tokens,
@@ -298,3 +301,86 @@ def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
 def test_where_it_cannot_be_had() -> None:
     with pytest.raises(ValueError, match="repetition_penalty changes"):
         Config.model_validate({"rollout": {"replay_truncation": True, "repetition_penalty": 1.1}})
+
+
+# --- the padded batch ---
+
+
+PAD = 99
+
+
+def sampled(*ids: int) -> Tokens:
+    n = len(ids)
+    logp = -np.arange(1, n + 1, dtype=np.float32)
+    top = np.zeros((n, 5))
+    return Tokens.from_generation(
+        Generation(
+            np.array(ids, np.int32),
+            logp,
+            logp,
+            -logp,
+            top.astype(np.int32),
+            top.astype(np.float32),
+            StopReason.STOP,
+            "v",
+        )
+    )
+
+
+def given(origin: Origin, *ids: int) -> Tokens:
+    return Tokens.from_ids(ids, [origin] * len(ids))
+
+
+def three() -> list[Episode]:
+    tool = Tokens.concat(
+        [given(Origin.USER, 1, 2), sampled(3, 4), given(Origin.TOOL, 5), sampled(6)]
+    )
+    plain = Tokens.concat([given(Origin.USER, 7, 8, 9), sampled(10)])
+    forced = Tokens.concat([given(Origin.USER, 11), sampled(12), given(Origin.FORCED, 13)])
+    return [
+        Episode(id=f"e{i}", task_id="t", tokens=tokens, reward_parts=(RewardPart("x", float(i)),))
+        for i, tokens in enumerate((tool, plain, forced))
+    ]
+
+
+def padded() -> Batch:
+    gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
+    return Batch.from_episodes(three(), advantages=gains, pad_id=PAD)
+
+
+def test_layout_by_hand() -> None:
+    b = padded()
+    assert b.prompts.tolist() == [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]]
+    assert b.responses.tolist() == [[3, 4, 5, 6], [10, PAD, PAD, PAD], [12, 13, PAD, PAD]]
+    assert b.input_ids.tolist()[0] == [PAD, 1, 2, 3, 4, 5, 6]
+    assert b.attention_mask.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0],
+    ]
+    assert b.position_ids.tolist()[0] == [0, 0, 1, 2, 3, 4, 5]
+    assert b.position_ids.tolist()[2] == [0, 0, 0, 1, 2, 3, 4]
+    assert b.rewards is not None and b.rewards.tolist() == [0, 1, 2]
+    assert b.episode_ids == ("e0", "e1", "e2") and len(b) == 3
+    assert b.response_mask.tolist() == [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert b.advantages is not None and b.old_log_probs is not None
+    assert b.advantages.tolist() == [[1, 2, 0, 3], [4, 0, 0, 0], [5, 0, 0, 0]]
+    assert b.old_log_probs.tolist() == [[-1, -2, 0, -1], [-1, 0, 0, 0], [-1, 0, 0, 0]]
+    assert int(b.response_mask.sum()) == sum(e.trained_tokens for e in three())
+    for row, episode in enumerate(three()):
+        assert b.input_ids[row][b.attention_mask[row] == 1].tolist() == episode.tokens.ids.tolist()
+
+
+def test_slices() -> None:
+    b = padded()
+    assert b[1].episode_ids == ("e1",) and b[-1].prompts.tolist() == [[PAD, PAD, 11]]
+    assert b[1:].episode_ids == ("e1", "e2")
+    assert b[[2, 0]].episode_ids == ("e2", "e0")
+    assert b[torch.tensor([True, False, True])].episode_ids == ("e0", "e2")
+
+
+def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:
+    quiet = Episode(id="q", task_id="t", tokens=given(Origin.USER, 1, 2))
+    b = Batch.from_episodes([quiet])
+    assert b.prompts.tolist() == [[1, 2]] and b.responses.shape == (1, 0)
+    assert len(Batch.from_episodes([])) == 0
