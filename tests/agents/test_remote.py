@@ -11,13 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from agentrl_cli import Config, Episode, Outcome, ScriptedPolicy, Store, Task
+from agentrl_cli import Episode, Outcome, Store, Task
 from agentrl_cli.agents import worker as shipped
-from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.rollout import Job
-from tests.agents.test_runners import LIMITS, ROOT, pack_of, play
-from tests.helpers.chat import CHAT
+from tests.agents.test_runners import ROOT, pack_of, play, rollout_of
 from tests.helpers.gateway import MODEL, call, served, world_of
 from tests.helpers.processes import soon
 from tests.helpers.programs import agent_of, episode_of, rehearsed
@@ -186,9 +184,7 @@ async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone
     command = [sys.executable, *f"-I -S worker.py {address} mine.py:{name} --at-once 2".split()]
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
-        config = Config.model_validate({"rollout": LIMITS})
-        policy = ScriptedPolicy(lambda key, ids: "Four.", CHAT.tokenizer)
-        rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+        rollout = rollout_of(pack, lambda key, ids: "Four.")
         episodes = await rollout.run([Job(task, 7) for task in pack.tasks("train")])
     finally:
         process.terminate()

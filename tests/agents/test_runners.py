@@ -66,12 +66,16 @@ def pack_of(folder: Path, code: str = "", agent: Any = "agent.py:agent", rewards
     return load_pack(folder)
 
 
+def rollout_of(pack: Pack, replies: Any, limits: Any = LIMITS, **more: Any) -> AgentRollout:
+    policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, CHAT.tokenizer)
+    config = Config.model_validate({"rollout": limits})
+    return AgentRollout(policy, CHAT, {pack.name: pack}, config, **more)
+
+
 async def play(
     pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any
 ) -> Episode:
-    policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, CHAT.tokenizer)
-    config = Config.model_validate({"rollout": {**LIMITS, **limits}})
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, store=store)
+    rollout = rollout_of(pack, replies, {**LIMITS, **limits}, store=store)
     jobs = [Job(task, 7, group_id="g") for task in pack.tasks("train")[:n]]
     return (await rollout.run(jobs))[-1]
 
@@ -121,9 +125,7 @@ async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> No
         asked = CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]
         return str(int(asked) + 2)
 
-    policy = ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01)
-    config = Config.model_validate({"rollout": LIMITS})
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+    rollout = rollout_of(pack, ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01))
     jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
     episodes = await rollout.run(jobs)
     assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 32
@@ -234,10 +236,9 @@ async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) ->
 
 async def test_a_hook_gets_an_agents_call_no_more_tokens_than_it_may_have(tmp_path: Path) -> None:
     pack = pack_of(tmp_path, TOOLS)
-    config = Config.model_validate({"rollout": {**LIMITS, "max_new_tokens": 30}})
-    policy = ScriptedPolicy(["x" * 500], CHAT.tokenizer)
     more = SimpleNamespace(on_sample=lambda sampling: replace(sampling, max_new_tokens=10**6))
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, hooks=HookList([more]))
+    limits = {**LIMITS, "max_new_tokens": 30}
+    rollout = rollout_of(pack, ["x" * 500], limits, hooks=HookList([more]))
     (episode,) = await rollout.run([Job(pack.tasks("train")[0], 7)])
     assert episode.trained_tokens == 30, episode
 
@@ -478,8 +479,7 @@ async def test_an_agent_that_cannot_be_run_is_refused_with_the_reason(
 
 async def test_tools_of_an_agent_cannot_be_taken_away(tmp_path: Path) -> None:
     pack = pack_of(tmp_path, TOOLS)
-    policy = ScriptedPolicy([], CHAT.tokenizer)
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, Config(), with_tools=False)
+    rollout = rollout_of(pack, [], with_tools=False)
     with pytest.raises(ConfigError, match="brings its own tools"):
         await rollout.episode(Job(pack.tasks("train")[0], 0))
 

@@ -20,7 +20,7 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
-from tests.agents.test_runners import LIMITS, TOOLS, pack_of
+from tests.agents.test_runners import LIMITS, TOOLS, pack_of, rollout_of
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
@@ -266,12 +266,9 @@ def trained(episode: Episode, turn: Turn) -> bool:
 
 async def test_the_example_plays_itself_and_loses_by_what_is_no_move() -> None:
     pack = load_pack(Path(__file__).resolve().parents[2] / "examples" / "duel_agent")
-    config = Config.model_validate({"rollout": LIMITS})
     found = []
     for said in ([call("bet"), call("call")], [call("bet"), call("fold")], ["Hm."]):
-        policy = ScriptedPolicy(said, CHAT.tokenizer)
-        rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
-        episode = await rollout.episode(Job(pack.tasks("train")[0], 0))
+        episode = await rollout_of(pack, said).episode(Job(pack.tasks("train")[0], 0))
         assert episode.reward == 0.0, episode.error
         found.append(episode.players)
     low, high = {"player_0": -2.0, "player_1": 2.0}, {"player_0": 1.0, "player_1": -1.0}
