@@ -364,7 +364,9 @@ def test_new_weights_and_another_adapter_are_seen_after_renew() -> None:
     use_adapter(model, None)
     merged.renew()
     assert layers(model) == []
-    torch.testing.assert_close(merged_logits(model, merged), logits(model), atol=0, rtol=0)
+    plain = tiny("qwen3").eval()  # multiplied in the same ways, which this machine's speed decides
+    wanted = merged_logits(plain, SamplingWeights(linear_layers(plain)))
+    torch.testing.assert_close(merged_logits(model, merged), wanted, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
