@@ -278,17 +278,15 @@ class Conversation(LoopAttempt):
             text.turns[-1] = replace(text.turns[-1], reward=None)
         notes: Sequence[str] = await self.env.back(text.answers - unanswered)
         if notes and self.make_env is not None and not isinstance(self.env, ToolEnv):
-            notes = await self._rebuild(self.make_env, len(self.turns) - unanswered)
+            # It cannot roll back: the turns are replayed to a new one
+            await self.env.close()
+            self.env = await self.make_env(self.job.task)
+            await open_world(self.env, self.job.task)
+            left = len(self.turns) - unanswered
+            again = await rerun_calls(self.episode(), self.env, until=left)
+            notes = [item.diverged for item in again.reruns if not item.same]
         for note in notes:
             self.note(note)
-
-    async def _rebuild(self, make_env: MakeEnv, until: int) -> list[str]:
-        """Replace an environment that cannot roll back, and replay the turns before `until` to the new one."""
-        await self.env.close()
-        self.env = await make_env(self.job.task)
-        await open_world(self.env, self.job.task)
-        again = await rerun_calls(self.episode(), self.env, until=until)
-        return [item.diverged for item in again.reruns if not item.same]
 
 
 def tool_messages(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:

@@ -129,8 +129,6 @@ class Harmless(LineFilter):
 
 
 HARMLESS, LIGHT = Harmless(), Light()
-TEXTUAL = ("Screenshot", "Theme")
-"""Its commands that are not offered: the screens have their own."""
 
 
 class AgentApp(App[int]):
@@ -176,9 +174,12 @@ class AgentApp(App[int]):
 
         `s` asks before a picture that may show a secret.
         """
-        flip = "Light or dark", "Paint the screens in light or in dark colours", self.flip
-        yield SystemCommand(*flip)
-        yield from (one for one in super().get_system_commands(screen) if one.title not in TEXTUAL)
+        yield SystemCommand(
+            "Light or dark", "Paint the screens in light or in dark colours", self.flip
+        )
+        for one in super().get_system_commands(screen):
+            if one.title not in ("Screenshot", "Theme"):  # the screens have their own
+                yield one
         for key, words in describe_keys(screen):
             run = partial(self.run_action, key.action, screen)
             yield SystemCommand(f"{words}   {key.key}   {key.id}", "", run)

@@ -145,7 +145,10 @@ class ChatScreen(AgentScreen):
             self.tools, self.template = list(event["tools"]), str(event.get("template") or "")
             self.line.placeholder = "say something, or /help"
         elif kind == "idle":
-            self._idle()
+            self.busy = self.asked = self._editing = False
+            if self.waiting:  # while the model was loading or busy
+                sending = self._send(self.waiting.popleft())
+                self.run_worker(sending, group="waiting", exit_on_error=False)
         elif kind == "ask":
             self.asked = True
         elif kind == "saved" and self._replay_when_saved:
@@ -160,13 +163,6 @@ class ChatScreen(AgentScreen):
         if kind in ("turn", "cut", "ready"):
             self._paint_context()
         self._head()
-
-    def _idle(self) -> None:
-        """Sends the first request that waited while the model was loading or busy."""
-        self.busy = self.asked = self._editing = False
-        if self.waiting:
-            sending = self._send(self.waiting.popleft())
-            self.run_worker(sending, group="waiting", exit_on_error=False)
 
     # -- lines ----------------------------------------------------------------------------------------------------
 

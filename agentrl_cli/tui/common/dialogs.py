@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common.keys import describe_keys, own_keys, settings_path
+from agentrl_cli.tui.common.keys import describe_keys, read_settings, settings_path
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE
 
 SCROLLS = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": 10, "space": 10, "pageup": -10}
@@ -39,8 +39,9 @@ class Help(Dialog):
         self.title_, self.text, self.keys = title + what, text, bool(what)
 
     def compose(self) -> ComposeResult:
-        own, below = own_keys() if self.keys else {}, self.app.screen_stack[-2]
-        rows = [f"{key.key:<12} {words}" for key, words in describe_keys(below) if key.id in own]
+        own, below = read_settings(settings_path())[0].keys, self.app.screen_stack[-2]
+        found = describe_keys(below) if self.keys else []
+        rows = [f"{key.key:<12} {words}" for key, words in found if key.id in own]
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", TITLE))
             yield Static(Text("any key closes this", FAINT), id="how")

@@ -45,8 +45,6 @@ TROUBLE = Style(color="#ffb454")
 class EpisodeTable(Lines):
     """Virtual rows; posts `Wanted` for rows that are not read yet, and `Opened` for enter or a double click."""
 
-    DEFAULT_CSS = "EpisodeTable { scrollbar-size-vertical: 1; overflow-x: hidden; }"
-
     @dataclass
     class Wanted(Message):
         """Rows [first, last) are visible and not read yet."""
@@ -79,18 +77,15 @@ class EpisodeTable(Lines):
     def strip(self, index: int, width: int) -> Strip:
         row = self.rows.get(self.ids[index])
         if row is None:
-            self._want()
+            top = round(self.scroll_offset.y)
+            last = min(top + self.size.height + PAGE // 2, len(self.ids))
+            wanted = max(top - PAGE // 2, 0), last
+            if self._asked != wanted:
+                self._asked = wanted
+                self.post_message(self.Wanted(*wanted))
             return Strip([Segment("  …".ljust(width), FAINT)])
         style = OUTCOMES.get(str(row.outcome or ""), TROUBLE)
         return Strip([Segment(row_text(row, width), CURSOR if index == self.cursor else style)])
-
-    def _want(self) -> None:
-        top = round(self.scroll_offset.y)
-        last = min(top + self.size.height + PAGE // 2, len(self.ids))
-        wanted = max(top - PAGE // 2, 0), last
-        if self._asked != wanted:
-            self._asked = wanted
-            self.post_message(self.Wanted(*wanted))
 
     def move_to(self, index: int) -> None:
         """Puts the cursor on a row, clamped, and scrolls it into sight."""
@@ -199,24 +194,9 @@ class Browse:
         return f"{text}   run {self.named or self.run}" if self.run else text
 
 
-FLAGS = (
-    "TOOLFAIL",
-    "BADARG",
-    "NOTOOL",
-    "LOOP",
-    "TRUNC",
-    "AFTERERR",
-    "MALFORMED",
-    "DRIFT",
-    "DIVERGED",
-    "MASK",
-    "*",
-)
-KINDS = ("train", "eval", "rollout", "chat", "whatif")
-
-
 def filter_form(value: str) -> Form:
     """Asks for a filter: the line itself, and fields whose conditions are added to it. An invalid one is refused."""
+    flags = "TOOLFAIL BADARG NOTOOL LOOP TRUNC AFTERERR MALFORMED DRIFT DIVERGED MASK *".split()
     asked = [
         Field(
             "filter", value, "reward:<0.5 step:100.. task:calc/*", [f"{name}:" for name in fields()]
@@ -225,8 +205,8 @@ def filter_form(value: str) -> Form:
         Field("step", hint="120 or 100..120 or >100"),
         Field("reward", hint="<0.5"),
         Field("outcome", choices=[outcome.value for outcome in Outcome]),
-        Field("flag", choices=FLAGS),
-        Field("kind", choices=KINDS),
+        Field("flag", choices=flags),
+        Field("kind", choices=("train", "eval", "rollout", "chat", "whatif")),
         Field("tool", hint="calculator"),
         Field("text", hint="words in the transcript"),
     ]

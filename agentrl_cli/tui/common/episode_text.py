@@ -75,10 +75,7 @@ def _turn(
     facts += [str(turn.stop_reason)] if turn.stop_reason else []
     facts += [f"{turn.seconds:.2f} s"] if turn.seconds else []
     yield f"── turn {turn.index} {turn.role} ── {'   '.join(facts)}"
-    if texts is not None:
-        yield from _tokens(turn, episode, signals, texts)
-        return
-    yield from _messages(turn)
+    yield from _messages(turn) if texts is None else _tokens(turn, episode, signals, texts)
 
 
 def _messages(turn: Turn) -> Iterator[str]:

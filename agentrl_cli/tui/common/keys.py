@@ -61,11 +61,6 @@ def read_settings(path: Path) -> tuple[Settings, str]:
     return Settings.model_validate(good), f"{path}:{shown}: {problem}"
 
 
-def own_keys() -> Mapping[str, str]:
-    """Return the user's keymap."""
-    return read_settings(settings_path())[0].keys
-
-
 CLOSING = (
     Binding("question_mark", "help", "keys"),
     Binding("W", "words", "words"),
@@ -121,5 +116,6 @@ def describe(binding: Binding) -> str:
 
 def describe_keys(screen: Screen[object]) -> list[tuple[Binding, str]]:
     """Return the bindings of a screen with their actions in words, and the keys of the user's keymap."""
-    own, keys = own_keys(), (key for key in type(screen).BINDINGS if isinstance(key, Binding))
+    own = read_settings(settings_path())[0].keys
+    keys = (key for key in type(screen).BINDINGS if isinstance(key, Binding))
     return [(replace(key, key=own.get(key.id or "", key.key)), describe(key)) for key in keys]

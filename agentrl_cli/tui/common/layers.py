@@ -47,7 +47,6 @@ class Layer:
 PUSH_STEPS = 7
 """Classes of the push in each direction; each one is twice the one below."""
 UP2, UP1, DOWN1, DOWN2 = "#1f5fbf", "#16395f", "#5f3a10", "#b86a10"
-BACKGROUND = "#101014"
 SEQ = ("", "#24303c", "#4a4420", "#7a5a14", "#b86a10")
 CLIP = "#5a3a6a"
 
@@ -89,7 +88,8 @@ def shade(color: str) -> str:
     full = _palette.get(full, full)
     if not step:
         return full
-    pairs = zip(bytes.fromhex(BACKGROUND[1:]), bytes.fromhex(full[1:]), strict=True)
+    background = bytes.fromhex("101014")
+    pairs = zip(background, bytes.fromhex(full[1:]), strict=True)
     mixed = (round(dark + (light - dark) * int(step) / PUSH_STEPS) for dark, light in pairs)
     return f"#{bytes(mixed).hex()}"
 
@@ -167,9 +167,6 @@ def _scale(*labels: str) -> tuple[Level, ...]:
     return Level(".", "", labels[0]), Level("_", SEQ[0], labels[1]), *(Level(*one) for one in rest)
 
 
-_LOGP = _scale("not sampled", "p ≥ .9", "p ≥ .5", "p ≥ .1", "p ≥ .01", "p < .01")
-_ENTROPY = _scale("not sampled", "< 0.1 nat", "< 0.5", "< 1", "< 2", "≥ 2")
-_KL = _scale("no reference", "< .01", "< .1", "< .5", "< 2", "≥ 2")
 _RATIO = (
     Level(".", "", "not trained"),
     Level("_", "", "within 1 %"),
@@ -225,10 +222,10 @@ LAYERS: dict[str, Layer] = {
         Layer("advantage", "advantage", _SIGNED[:6],
               lambda tokens, signals, scale: _classify_by_sign(tokens, signals, lambda found: found.advantage),
               "the advantage: GRPO gives one to a whole episode"),
-        Layer("logp", "log-probability", _LOGP,
+        Layer("logp", "log-probability", _scale("not sampled", "p ≥ .9", "p ≥ .5", "p ≥ .1", "p ≥ .01", "p < .01"),
               lambda tokens, signals, scale: _classify_by_size(-tokens.logp_policy, 0.1054, 0.6931, 2.3026, 4.6052),
               "how likely the policy found the token"),
-        Layer("entropy", "entropy", _ENTROPY,
+        Layer("entropy", "entropy", _scale("not sampled", "< 0.1 nat", "< 0.5", "< 1", "< 2", "≥ 2"),
               lambda tokens, signals, scale: _classify_by_size(tokens.entropy, 0.1, 0.5, 1.0, 2.0),
               "how open the choice was, in nats"),
         Layer("ratio", "ratio and clipping", _RATIO, lambda tokens, signals, scale: _ratio(tokens, signals),
@@ -240,7 +237,7 @@ LAYERS: dict[str, Layer] = {
               "who wrote the token", everywhere=True),
         Layer("plain", "plain", (Level(" ", "", ""),),
               lambda tokens, signals, scale: np.zeros(len(tokens), np.int8), "the text alone"),
-        Layer("kl", "KL to the reference", _KL,
+        Layer("kl", "KL to the reference", _scale("no reference", "< .01", "< .1", "< .5", "< 2", "≥ 2"),
               lambda tokens, signals, scale: _classify_by_size(reference_kl(tokens, signals), 0.01, 0.1, 0.5, 2.0),
               "how far the policy is from the reference"),
         Layer("weight", "gradient weight", _SIGNED,

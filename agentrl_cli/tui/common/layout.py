@@ -28,19 +28,14 @@ MAX_NOTE_LINES = 14
 
 
 class Kind(IntEnum):
-    """The kind of a line."""
+    """The kind of a line: (HEAD, block, 0), (TEXT, first piece, last piece + 1), (NOTE, index into notes, 0), and
+    (GLYPH, first piece, last piece + 1) for the layer's glyphs under the text line before it.
+    """
 
     HEAD = 0
-    """(HEAD, block, 0)"""
     TEXT = 1
-    """(TEXT, first piece, last piece + 1)"""
     GLYPH = 2
-    """(GLYPH, first piece, last piece + 1): the layer's glyphs under the text line before it"""
     NOTE = 3
-    """(NOTE, index into notes, 0)"""
-
-
-Line = tuple[int, int, int]
 
 
 def _printable(text: str) -> str:
@@ -90,7 +85,7 @@ class Layout:
         self.view = view
         self.width = max(width, 8)
         self.glyphs = glyphs
-        self.lines: list[Line] = []
+        self.lines: list[tuple[int, int, int]] = []
         self.folded = folded
         self.piece_token: list[int] = []
         self.piece_text: list[str] = []

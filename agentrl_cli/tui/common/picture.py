@@ -16,10 +16,6 @@ from rich.text import Text
 
 SMALL = (32, 8)
 """Cells and lines of an image in the transcript."""
-HALF = "▀"
-SHADES = " ░▒▓█"
-"""Characters from dark to light, for terminals without colours."""
-OPENERS = ("open",) if sys.platform == "darwin" else ("xdg-open", "wslview")
 
 
 @lru_cache(maxsize=64)
@@ -44,11 +40,12 @@ def picture_rows(data: bytes, width: int, height: int) -> tuple[tuple[Segment, .
 
     pairs = [[(at(x, y), at(x, y + 1)) for x in range(size[0])] for y in range(0, size[1], 2)]
     if "NO_COLOR" in os.environ:
+        shades = " ░▒▓█"
         return tuple(
-            (Segment("".join(SHADES[(sum(a) + sum(b)) * 4 // 1530] for a, b in row)),)
+            (Segment("".join(shades[(sum(a) + sum(b)) * 4 // 1530] for a, b in row)),)
             for row in pairs
         )
-    return tuple(tuple(Segment(HALF, _style(*pair)) for pair in row) for row in pairs)
+    return tuple(tuple(Segment("▀", _style(*pair)) for pair in row) for row in pairs)
 
 
 @lru_cache(maxsize=4096)
@@ -69,9 +66,11 @@ def picture_lines(data: bytes, width: int, height: int) -> list[Text]:
 
 def open_file(path: Path) -> str:
     """Open a file in the desktop's program for it. Returns a message for the user if there is none, else ''."""
-    program = next(filter(None, map(shutil.which, OPENERS)), None)
+    mac = sys.platform == "darwin"
+    openers = ("open",) if mac else ("xdg-open", "wslview")
+    program = next(filter(None, map(shutil.which, openers)), None)
     names = ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME")
-    desktop = sys.platform == "darwin" or any(os.environ.get(name) for name in names)
+    desktop = mac or any(os.environ.get(name) for name in names)
     if program is None or not desktop:
         return f"no program here shows images; the file is {path}"
     quiet = subprocess.DEVNULL

@@ -163,16 +163,6 @@ def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
     return lines
 
 
-VERSUS_KEYS = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  0-9 layer  enter open  ? keys  q back"
-VERSUS_HELP = """\
-tab          the other side            h l    another checkpoint on this side
-j k          next, previous turn       ← →    next, previous token      ↑ ↓ pgup pgdn  lines
-v            both to the first differing token
-0 … 9        layer, on both sides      enter  open this side in replay
-q            back
-"""
-
-
 class VersusScreen(AgentScreen):
     """Two episodes of one task; `rows` are the choices, `sides` two indices into them."""
 
@@ -200,7 +190,14 @@ class VersusScreen(AgentScreen):
         ],
     )
 
-    HELP_TITLE, HELP_TEXT = "side by side", VERSUS_HELP
+    HELP_TITLE = "side by side"
+    HELP_TEXT = """\
+tab          the other side            h l    another checkpoint on this side
+j k          next, previous turn       ← →    next, previous token      ↑ ↓ pgup pgdn  lines
+v            both to the first differing token
+0 … 9        layer, on both sides      enter  open this side in replay
+q            back
+"""
 
     def __init__(self, reader: Reader, rows: list[EpisodeRow], sides: tuple[int, int]) -> None:
         super().__init__(reader)
@@ -216,7 +213,8 @@ class VersusScreen(AgentScreen):
             for side, text in enumerate(self.texts):
                 yield Vertical(Static(id=f"title{side}", classes="title"), text, classes="pane")
         yield Static(id="diff")
-        yield Static(Text(VERSUS_KEYS, no_wrap=True), id="keys")
+        keys = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  0-9 layer  enter open  ? keys  q back"
+        yield Static(Text(keys, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
         self.text.focus()
@@ -274,10 +272,6 @@ class VersusScreen(AgentScreen):
     def action_side(self) -> None:
         self.texts[1 - self.side].focus()
 
-    def on_descendant_focus(self) -> None:
-        self.side = int(self.texts[1].has_focus)
-        self.paint()
-
     def action_turn(self, step: int) -> None:
         self.text.move_turn(step)
 
@@ -286,6 +280,10 @@ class VersusScreen(AgentScreen):
 
     def action_line(self, step: int) -> None:
         self.text.move_lines(step)
+
+    def on_descendant_focus(self) -> None:
+        self.side = int(self.texts[1].has_focus)
+        self.paint()
 
     def action_version(self, step: int) -> None:
         """Shows another checkpoint on this side; the place in the episode stays."""

@@ -28,8 +28,6 @@ from agentrl_cli.tui.common.text import (
 from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.tui.common.tree import branch_title, indentation
 
-SHORT = {"assistant": "asst", "system": "sys"}
-
 
 def header(view: EpisodeView, *, brief: bool = False) -> Text:
     """Return the first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
@@ -118,7 +116,7 @@ def turn_lines(
     first = first_row(current, len(view.blocks), limit)
     for block in view.blocks[first : first + limit]:
         turn, here = block.turn, block.number == current
-        kind = SHORT.get(block.role, block.role[:4])
+        kind = {"assistant": "asst", "system": "sys"}.get(block.role, block.role[:4])
         if turn is not None:
             bad = any(call.error for call in turn.calls)
             failed = any(result.error for result in turn.results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -15,14 +15,12 @@ from agentrl_cli.tui.common.agent_screen import LinesScreen
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.tree import continues
+from agentrl_cli.types import Episode, Turn
 from agentrl_cli.types.content import content_text
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
-    from agentrl_cli.types import Episode, Turn
 
 LONG = 160
 """Characters from which on a JSON value is folded."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.tui.common.text import quote
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
 
 BOOKMARK = "mark"
 """The tag that `b` sets; `tag:mark` lists the bookmarks."""
@@ -38,9 +35,8 @@ def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
     A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
     """
     row = store.episodes.row(episode_id)
-    text = f"task:{quote(row.task_id)} pack:{quote(row.pack or 'none')} -outcome:none -kind:chat -kind:whatif"
-    if not row.pack:
-        text = f"task:{quote(row.task_id)} -outcome:none -kind:chat -kind:whatif"
+    pack = f" pack:{quote(row.pack)}" if row.pack else ""
+    text = f"task:{quote(row.task_id)}{pack} -outcome:none -kind:chat -kind:whatif"
     found: dict[tuple[str | None, str, str], EpisodeRow] = {}
     for other in store.episodes.rows(store.episodes.ids(text, "time", limit=MOST)):
         key = (other.run_id, other.kind, other.weights_version)

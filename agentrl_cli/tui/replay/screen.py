@@ -7,33 +7,27 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.reports.spans import of_episode
+from agentrl_cli.store import Store
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
 from agentrl_cli.tui.common.episode_list import Browse, filter_form
 from agentrl_cli.tui.common.episode_view import EpisodeView, place_of
-from agentrl_cli.tui.common.layers import PALETTES, palette_name, use_palette
+from agentrl_cli.tui.common.keys import CLOSING, with_ids
+from agentrl_cli.tui.common.layers import LAYERS, PALETTES, layer_key, palette_name, use_palette
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import menus, panels, related
 from agentrl_cli.tui.replay.panes import EpisodePanes, Place
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-    from agentrl_cli.tui.common.reader import Reader
-
-
-from textual.binding import Binding, BindingType
-
-from agentrl_cli.tui.common.keys import CLOSING, with_ids
-from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
     "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  0-9 layer  / find  . again  ' flagged\n"
@@ -163,6 +157,10 @@ class ReplayScreen(AgentScreen):
             branch=tokens.next_branch,
             sort=panes.next_sort,
             follow=panes.follow,
+            list=lambda: self.open_screen("episodes", panes.browse),
+            images=lambda: menus.show_images(self, panes.view, tokens.cursor),
+            copy=lambda: menus.ask_copy(self, panes.episode_id, panes.view, tokens.cursor),
+            export=lambda: menus.ask_export(self, panes.episode_id, panes.view, self.action_svg),
         )
 
     def compose(self) -> ComposeResult:
@@ -271,9 +269,6 @@ class ReplayScreen(AgentScreen):
 
         self.ask(filter_form(self.browse.filter), read)
 
-    def action_list(self) -> None:
-        self.open_screen("episodes", self.browse)
-
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_versions(self) -> None:
         """Shows two checkpoints on this task, side by side."""
@@ -325,15 +320,6 @@ class ReplayScreen(AgentScreen):
                 child.kill()
         text = (problem if child.returncode else found).decode("utf-8", "replace")
         self.app.push_screen(Help("who taught this token", text.strip(), what=""))
-
-    def action_images(self) -> None:
-        menus.show_images(self, self.view, self.panes.tokens.cursor)
-
-    def action_copy(self) -> None:
-        menus.ask_copy(self, self.episode_id, self.view, self.panes.tokens.cursor)
-
-    def action_export(self) -> None:
-        menus.ask_export(self, self.episode_id, self.view, self.action_svg)
 
     @work(exclusive=True, group="export", exit_on_error=False)
     async def action_svg(self) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
 from agentrl_cli.tui.common.charts import chart, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
-if TYPE_CHECKING:
-    from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
-
-ALIVE = "#ffd75f"
 WIDE = 98
 """Least width of a line with room for the next step; the details below always name it."""
 WIDEST = 150
@@ -100,11 +96,6 @@ def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
     ]
 
 
-def shown_path(path: Path) -> str:
-    """Return the last three parts of a path: enough to distinguish projects."""
-    return "/".join(path.parts[-3:])
-
-
 def head_line(width: int) -> str:
     """Return the column titles of `run_line`."""
     name, kind = _room(width)
@@ -129,7 +120,7 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {curve:<{_curve(width)}} {num(best, '.2f'):>5}"
     text += f"  {clip(summary.next.removeprefix('agentrl '), NEXT):<{NEXT}}" * (width >= WIDE)
     text += f"  {run.model or '-'} {run.pack}" * (width >= WIDEST)
-    style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
+    style = "#ffd75f" if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
 
 
@@ -173,7 +164,8 @@ def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
         return [Text("no checkpoint yet", FAINT)]
     lines = []
     for row in summary.checkpoints:
-        numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in _numbers(row.metrics))
+        metrics = [item for item in row.metrics.items() if isinstance(item[1], (int, float))]
+        numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in metrics[:4])
         lines.append(Text(clip(f"step {row.step:>6}  {row.kind:<5} {numbers}", width)))
         lines.append(
             Text(clip(f"             {'/'.join(Path(row.path).parts[-3:])}", width), FAINT)
@@ -181,9 +173,3 @@ def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
     name, last = summary.run.name, summary.checkpoints[-1].step
     lines.append(Text(f"agentrl chat --model {name}@best   agentrl eval {name}@{last}", FAINT))
     return lines
-
-
-def _numbers(metrics: Any) -> list[tuple[str, float]]:
-    return [
-        (name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))
-    ][:4]

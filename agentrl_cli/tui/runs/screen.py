@@ -31,7 +31,6 @@ from agentrl_cli.tui.runs.data import (
     load_detail,
     load_runs,
     run_line,
-    shown_path,
 )
 
 KEYS = (
@@ -139,8 +138,8 @@ class RunsScreen(AgentScreen):
         """Paints the list and the details of the chosen run."""
         width, runs = max(self.size.width, 40), self.runs
         self.cursor = max(0, min(self.cursor, len(runs) - 1))
-        path = f"agentrl   {shown_path(self.reader.path)}   "
-        head = Text(path, "bold", no_wrap=True, overflow="ellipsis")
+        path = "/".join(self.reader.path.parts[-3:])  # enough to distinguish projects
+        head = Text(f"agentrl   {path}   ", "bold", no_wrap=True, overflow="ellipsis")
         holding = f"   holding {self.needle!r}" if self.needle else ""
         head.append(f"{len(runs)} run{'s' * (len(runs) != 1)}{holding}", "not bold")
         head.append("   cannot be read now" if self.problem else "", BAD)
@@ -258,16 +257,6 @@ class RunsScreen(AgentScreen):
         self.poll()
 
 
-EPISODES_HELP = """\
-enter  open the episode          j k  down, up
-g G    first, last               space / pgup  a page down, up
-f      filter: reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP
-       text:"4,5" outcome:failed turns:>8 run:x tag:x -tag:seen
-o      next sort                 /    look for text in the transcripts
-r      read again                q    back
-"""
-
-
 class EpisodesScreen(AgentScreen):
     """Every stored episode; enter opens replay."""
 
@@ -289,7 +278,15 @@ class EpisodesScreen(AgentScreen):
         ],
     )
 
-    HELP_TITLE, HELP_TEXT = "episodes", EPISODES_HELP
+    HELP_TITLE = "episodes"
+    HELP_TEXT = """\
+enter  open the episode          j k  down, up
+g G    first, last               space / pgup  a page down, up
+f      filter: reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP
+       text:"4,5" outcome:failed turns:>8 run:x tag:x -tag:seen
+o      next sort                 /    look for text in the transcripts
+r      read again                q    back
+"""
 
     def __init__(self, reader: Reader, browse: Browse | None = None) -> None:
         super().__init__(reader)

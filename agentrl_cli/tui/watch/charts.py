@@ -145,8 +145,7 @@ def one_chart(
     at = [[y for x, y in other if x <= end] for other in theirs]
     if any(at):
         text += " vs " + " ".join(short(values[-1] if values else None) for values in at)
-    dim = [cut(other, look, end) for other in theirs]
-    dim += [cut(edge, look, end) for edge in data.band(name)]
+    dim = [cut(other, look, end) for other in (*theirs, *data.band(name))]
     marks = panels.control_steps(data) if name != EVAL else []
     unit = name in UNIT
     return chart(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rich.text import Text
 from textual.geometry import Size
@@ -13,13 +13,10 @@ from textual.message import Message
 from textual.widget import Widget
 
 from agentrl_cli.reports.run_data import GroupRow, RunData, count_kinds, group_rows
+from agentrl_cli.store import Store
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.watch.charts import Look
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-
 
 NEWEST = 640
 """Episodes of a run, from the newest, that are looked at."""

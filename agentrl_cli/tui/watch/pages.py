@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 from textual.widgets import Static
 
+from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.reports.run_data import GroupRow, RunData
 from agentrl_cli.store.journal import HEALED
 from agentrl_cli.tui.common.charts import bar, counts_line, span
@@ -31,10 +32,6 @@ from agentrl_cli.tui.watch.charts import chart_grid
 from agentrl_cli.tui.watch.page import Fold, LinesPage, Page, Recent, Shown, fold_groups
 from agentrl_cli.tui.watch.panels import health_lines, log_lines
 
-TOKEN_METRICS = (
-    r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
-)
-TOOL_METRICS = r"tool|turns|branches"
 GROUP_HEAD = 2
 """Lines above the first group."""
 SILENT = 10.0
@@ -198,7 +195,10 @@ def token_lines(shown: Shown, width: int) -> list[Text]:
         places = (int((value - low) / max(high - low, 1) * bins) for value in ordered)
         row = f"  {low:>7,} {counts_line(places, bins)} {high:,}"
         lines.append(Text(row, GOOD, no_wrap=True))
-    return [*lines, Text(""), *chart_grid(data, width, look=shown.look.only(TOKEN_METRICS))]
+    metrics = (
+        "completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
+    )
+    return [*lines, Text(""), *chart_grid(data, width, look=shown.look.only(metrics))]
 
 
 def tool_lines(shown: Shown, width: int) -> list[Text]:
@@ -213,7 +213,7 @@ def tool_lines(shown: Shown, width: int) -> list[Text]:
         row = f"  {clip(name, 18):<18} {calls:>7,} {shares} {_wait(mean):>8} {_wait(slowest):>8}"
         style = BAD if malformed + failed > 0.3 * calls else ""
         lines.append(line(f"{row}  {(kinds or '').replace(',', ' ')}", width, style))
-    curves = chart_grid(shown.data, width, look=shown.look.only(TOOL_METRICS))
+    curves = chart_grid(shown.data, width, look=shown.look.only("tool|turns|branches"))
     return [*lines, Text(""), *curves]
 
 
@@ -240,8 +240,13 @@ def config_lines(shown: Shown, width: int) -> list[Text]:
     marked.
     """
     data, other = shown.data, next(iter(shown.look.others), None)
-    mine = dict(flat(data.run.config))
-    theirs = dict(flat(other.run.config)) if other is not None else mine
+    mine, theirs = (
+        {
+            key: f"{value:g}" if isinstance(value, float) else str(value)
+            for key, value in flat(run.config).items()
+        }
+        for run in (data.run, other.run if other is not None else data.run)
+    )
     sets = [row["data"] for row in data.events if row["kind"] in ("control:set", HEALED)]
     changed = {str(one.get("key")): one.get("value", one.get("to")) for one in sets}
     title = f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}"
@@ -260,18 +265,6 @@ def config_lines(shown: Shown, width: int) -> list[Text]:
         lines += [Text(row, HERE if notes else "", no_wrap=True) for row in rows]
         lines += [Text(f"      {note}", BAD) for note in notes]
     return lines if mine else [*lines, Text("  none stored", FAINT)]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return the (dotted key, value) pairs of nested settings."""
-    out: list[tuple[str, str]] = []
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            out += flat(value, f"{prefix}{name}.")
-        else:
-            shown = f"{value:g}" if isinstance(value, float) else str(value)
-            out.append((f"{prefix}{name}", shown))
-    return out
 
 
 def worker_lines(data: RunData, width: int) -> list[Text]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.style import Style
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
@@ -22,6 +22,8 @@ from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
+from agentrl_cli.tui.common.keys import with_ids
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import Look
@@ -30,14 +32,6 @@ from agentrl_cli.tui.watch.overview import OverviewPage, summary
 from agentrl_cli.tui.watch.page import LinesPage, Page, Recent, Shown, load_recent
 from agentrl_cli.tui.watch.pages import EpisodesPage, make_pages
 from agentrl_cli.types.masking import mask_text
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
-
-
-from textual.binding import Binding, BindingType
-
-from agentrl_cli.tui.common.keys import with_ids
 
 TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
 WORKERS = "workers"
@@ -136,7 +130,15 @@ class WatchScreen(ControlScreen):
         """`follow`: a training that begins once this one has ended takes its place."""
         super().__init__(reader)
         self.run, self.following, self.browse = run, follow, Browse(run=run)
-        self.action_detach = self.action_back
+        self.take_actions(
+            detach=self.action_back,
+            range=lambda step: self._draw(
+                self.look.move(step, self.data.step if self.data is not None else 0)
+            ),
+            smooth=lambda: self._draw(self.look.smoother()),
+            log=lambda: self._draw(replace(self.look, log=not self.look.log)),
+            zoom=lambda: self._draw(self.look.zoom()),
+        )
         episodes = EpisodesPage(reader, self.browse, id="episodes")
         pages: list[Page] = [OverviewPage(id="overview"), episodes, *make_pages()]
         self.pages = {str(page.id): page for page in pages}
@@ -251,6 +253,9 @@ class WatchScreen(ControlScreen):
     def action_open(self) -> None:
         self.page.open()
 
+    def action_sort(self) -> None:
+        self.page.sort()
+
     def action_filter(self) -> None:
         """Asks for the page's content, or which metrics the charts show."""
 
@@ -270,22 +275,7 @@ class WatchScreen(ControlScreen):
         else:
             self.action_filter()
 
-    def action_sort(self) -> None:
-        self.page.sort()
-
     # -- curves ---------------------------------------------------------------------------------------------------
-
-    def action_range(self, step: int) -> None:
-        self._draw(self.look.move(step, self.data.step if self.data is not None else 0))
-
-    def action_smooth(self) -> None:
-        self._draw(self.look.smoother())
-
-    def action_log(self) -> None:
-        self._draw(replace(self.look, log=not self.look.log))
-
-    def action_zoom(self) -> None:
-        self._draw(self.look.zoom())
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def action_compare(self) -> None:
