@@ -65,7 +65,6 @@ class PromptsScreen(AgentScreen):
         self.run_name = run
         self.found: Candidates | None = None
         self.chosen = self.marked = ""
-        self._version: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(Text("agentrl optimize   reading …", "bold"), id="head")
@@ -77,30 +76,26 @@ class PromptsScreen(AgentScreen):
         yield Static(Text(KEYS, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
-        self.load()
-        self.set_interval(POLL, self.load)
+        self.poll()
+        self.set_interval(POLL, self.poll)
 
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < 100, "-small")
         self.call_after_refresh(self.paint)
 
-    @work(exclusive=True, group="load", exit_on_error=False)
-    async def load(self) -> None:
-        """Reads the candidates if the store changed."""
-        version = await self.reader.call(lambda store: store.data_version())
-        if version != self._version:
-            self.found = await self.reader.call(load_candidates, self.run_name)
-            self._version = version
-            self.paint()
+    async def read_store(self) -> None:
+        """Reads the candidates."""
+        self.found = await self.reader.call(load_candidates, self.run_name)
 
     def paint(self) -> None:
         """Everything; the chosen candidate is kept by its id."""
+        if self.problem:
+            self.put_head(self.problem)
         if self.found is None:
             return
         found, ids = self.found, [row.id for row, _ in self.found.rows]
-        self.query_one("#head", Static).update(
-            Text(f"agentrl optimize   {head_line(found)}", "bold", no_wrap=True)
-        )
+        if not self.problem:
+            self.put_head(f"agentrl optimize   {head_line(found)}")
         tree, diff, curve = (
             self.query_one("#tree", Lines),
             self.query_one("#diff", Lines),
