@@ -236,8 +236,7 @@ def announce_loading() -> None:
 
 def warn(text: str) -> None:
     """Print a warning to stderr; yellow on a terminal."""
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    if coloured:
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         print(f"\x1b[33m{harmless(text)}\x1b[0m", file=sys.stderr, flush=True)
     else:
         narrate(text)

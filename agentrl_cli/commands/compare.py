@@ -26,10 +26,8 @@ from agentrl_cli.tui.common.plain_text import cell
 
 if TYPE_CHECKING:
     from agentrl_cli.reports.compare import RunComparison
-    from agentrl_cli.store import EvalRow
-
-if TYPE_CHECKING:
     from agentrl_cli.reports.rescore import Change
+    from agentrl_cli.store import EvalRow
 
 MOST = 22
 """Characters of a setting's value on a terminal."""

@@ -114,19 +114,15 @@ def _save(
     whole = config.replace(dtype="float32", device="cpu")
     model: Any = load_model(source, whole, base=base)
     if hasattr(model, "merge_and_unload"):
-        _untie(model)
+        # An adapted head gets weights of its own: merged into a tied one, its adapter would change the embedding too.
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        under = getattr(head, "base_layer", None)
+        if under is not None and under.weight is embedding.weight:
+            under.weight = nn.Parameter(under.weight.detach().clone())
+            model.get_base_model().config.tie_word_embeddings = False
         model = model.merge_and_unload(safe_merge=True)
     wanted = pick_dtype(stored if dtype == "auto" else dtype, next(model.parameters()).device)
     model.to(wanted).save_pretrained(target)
-
-
-def _untie(model: Any) -> None:
-    """Give an adapted head weights of its own: merged into a tied one, its adapter would change the embedding too."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    under = getattr(head, "base_layer", None)
-    if under is not None and under.weight is embedding.weight:
-        under.weight = nn.Parameter(under.weight.detach().clone())
-        model.get_base_model().config.tie_word_embeddings = False
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -35,7 +35,6 @@ LEFT_OUT = {str(fact) for fact in Fact} - {
     str(Fact.SKIPPED_STALE),
 }
 """Facts that no reward changes. A group that was too small stays so: its others were skipped for these reasons."""
-Session = Callable[[], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ async def rescore_parts(
     task: Task | None,
     weights: Mapping[str, float],
     rewards: Sequence[Reward],
-    open_session: Session | None = None,
+    open_session: Callable[[], Awaitable[Any]] | None = None,
 ) -> tuple[RewardPart, ...]:
     """Return the stored parts under new weights; parts of the functions replace those of the same name.
 

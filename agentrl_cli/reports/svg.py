@@ -12,8 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from agentrl_cli.evaluate.stats import Estimate
 
-Points = Sequence[tuple[float, float]]
-
 COLORS = ("#1f5fbf", "#b86a10", "#2f7d3b", "#8a3fa0")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 """Every curve has a dash of its own: it survives a printer and any kind of colour blindness."""
@@ -32,7 +30,7 @@ class Curve:
     """One line of a chart; `spans` are (x, low, high) of intervals."""
 
     name: str
-    points: Points
+    points: Sequence[tuple[float, float]]
     spans: Sequence[tuple[float, float, float]] = ()
 
     @property

@@ -36,7 +36,6 @@ from agentrl_cli.agents.gateway.http import (
     aside,
     bearer,
     body_limit,
-    events_response,
     first,
     is_token,
     json_body,
@@ -182,7 +181,11 @@ class Gateway:
                 return Response(status_code=CLOSED)
             reply = self._remember(asked, work.result(), session)
             if asked.stream:
-                return events_response(dialect.events(asked, reply))
+                return Response(
+                    "".join(dialect.events(asked, reply)),
+                    media_type="text/event-stream",
+                    headers={"cache-control": "no-cache"},
+                )
             return JSONResponse(dialect.answer(asked, reply))
         except Exception as error:  # noqa: BLE001 - the boundary: a client gets its dialect's error, never a traceback
             return answer_error(request, error)

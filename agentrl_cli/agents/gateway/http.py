@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl_cli.agents.gateway.dialects.base import openai_error
@@ -136,13 +136,6 @@ class Stream:
             self._left.cancel()
             if not self._work.done():
                 self._work.cancel()
-
-
-def events_response(events: Iterator[str]) -> Response:
-    """Return all events at once."""
-    return Response(
-        "".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
-    )
 
 
 P = ParamSpec("P")

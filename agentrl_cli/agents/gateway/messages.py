@@ -21,14 +21,11 @@ from agentrl_cli.chat.thinking import BLOCKS
 from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.types import Message, ToolSchema
 
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-ECHO = "Calling tools:\n[{'id': "
 ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     **{"developer": "system", "function": "tool"},
 }
 """A client's word for a role to the normal one."""
-REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 class Key(NamedTuple):
@@ -53,7 +50,7 @@ def _part(part: Any, param: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in TEXT_PARTS:
+    if kind in ("text", "input_text", "output_text", "refusal"):
         text = part.get("text", part.get("refusal"))
         if isinstance(text, str):
             return text
@@ -113,7 +110,7 @@ def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
     """Return an assistant's reasoning, under any of the names it is sent with; None if the client did not send it."""
-    for name in REASONING_FIELDS:
+    for name in ("reasoning_content", "reasoning"):
         if isinstance(message.get(name), str):
             return str(message[name])
     details = message.get("reasoning_details")
@@ -173,18 +170,14 @@ def merge_messages(messages: Iterable[Message]) -> list[Message]:
         if message["role"] == "tool" and not message.get("name"):
             message = {**message, "name": names.get(message["tool_call_id"], "tool")}
         if out and message["role"] == "assistant" == out[-1]["role"]:
-            out[-1] = _together(out[-1], message)
+            both: Message = {**out[-1], "content": out[-1]["content"] + message["content"]}
+            for key, empty in (("tool_calls", []), ("reasoning_content", "")):
+                if key in out[-1] or key in message:
+                    both[key] = out[-1].get(key, empty) + message.get(key, empty)
+            out[-1] = both
         else:
             out.append(message)
     return out
-
-
-def _together(first: Message, second: Message) -> Message:
-    both: Message = {**first, "content": first["content"] + second["content"]}
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        both["tool_calls"] = calls
-    reasoning = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
-    return {**both, "reasoning_content": "".join(reasoning)} if reasoning else both
 
 
 def key_of(message: Message) -> Key:
@@ -205,7 +198,7 @@ def without_echo(message: Message) -> Message | None:
 
     The list repeats the code that stands in the text. None without text before it: then it is the whole message.
     """
-    text, echo, listed = message["content"].partition(ECHO)
+    text, echo, listed = message["content"].partition("Calling tools:\n[{'id': ")
     text = text.rstrip()
     return {**message, "content": text} if text and echo and listed.rstrip().endswith("]") else None
 

@@ -233,12 +233,6 @@ class Session:
         """Return a request's messages, and where they lead in the tree, which this does not change."""
         if request.prompt is not None:
             return (), self.tree.find_prompt(request.prompt, most)
-        messages = self._conversation(request)
-        name, _, player = request.model.rpartition("/")
-        player = player if name in self.models else ""
-        return messages, self.tree.find(messages, request.tools, most, player)
-
-    def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
         earlier: tuple[Message, ...] = ()
         if request.previous:
             if request.previous not in self._said:
@@ -248,10 +242,12 @@ class Session:
                     param="previous_response_id",
                 )
             earlier = self._said[request.previous]
-        found = tuple(merge_messages([*earlier, *request.messages]))
-        if not found:
+        messages = tuple(merge_messages([*earlier, *request.messages]))
+        if not messages:
             raise bad("`messages` is empty.", "messages")
-        return found
+        name, _, player = request.model.rpartition("/")
+        player = player if name in self.models else ""
+        return messages, self.tree.find(messages, request.tools, most, player)
 
     async def _sample(
         self,

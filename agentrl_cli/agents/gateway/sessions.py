@@ -27,9 +27,6 @@ TRACE = "trace-"
 LONGEST = 200
 """Characters of a key."""
 
-Make = Callable[[str], Session]
-OnEnd = Callable[[Session, Trace, float | None], None]
-
 
 def new_key() -> str:
     """Return a key that cannot be guessed, for an address and as an API key."""
@@ -46,7 +43,10 @@ class Sessions:
     """
 
     def __init__(
-        self, make: Make | None = None, on_end: OnEnd | None = None, most: int = MOST
+        self,
+        make: Callable[[str], Session] | None = None,
+        on_end: Callable[[Session, Trace, float | None], None] | None = None,
+        most: int = MOST,
     ) -> None:
         self._make, self._on_end, self._most = make, on_end, most
         self._open: dict[str, Session] = {}
@@ -104,7 +104,11 @@ class Sessions:
                 code="episode_not_found",
                 hint="Use its base_url or key.",
             )
-        key = TRACE + _root(request)
+        # Keyed by the messages before the first answer, and the tools
+        first = list(takewhile(lambda message: message["role"] != "assistant", request.messages))
+        prompt = request.prompt[:64] if request.prompt else ""
+        text = canonical([prompt, first, list(request.tools)]).encode("utf-8", "surrogatepass")
+        key = TRACE + hashlib.sha256(text).hexdigest()[:16]
         return self._open.get(key) or self._add(key)
 
     def remember(self, reply: str, key: str) -> None:
@@ -159,11 +163,3 @@ class Sessions:
                 status=429,
                 retry=True,
             )
-
-
-def _root(request: ModelRequest) -> str:
-    """Return 16 hex digits over the messages before the first answer, and the tools."""
-    first = list(takewhile(lambda message: message["role"] != "assistant", request.messages))
-    prompt = request.prompt[:64] if request.prompt else ""
-    text = canonical([prompt, first, list(request.tools)])
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -8,7 +8,7 @@ other failure of the agent leaves the episode masked, and so does one of the inf
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from agentrl_cli.agents.gateway.request import TOO_LONG
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.gateway.sessions import new_key
-from agentrl_cli.agents.runners.base import AgentLost, Ended, FunctionRunner, MakeRunner, Runner
+from agentrl_cli.agents.runners.base import AgentLost, Ended, FunctionRunner, Runner
 from agentrl_cli.agents.runners.command import CommandRunner
 from agentrl_cli.agents.runners.jail import JailedRunner
 from agentrl_cli.agents.runners.policy import EpisodePolicy, RecordedPolicy
@@ -51,7 +51,7 @@ from agentrl_cli.types import (
 )
 from agentrl_cli.types.branches import path_to
 
-RUNNERS: Mapping[str, MakeRunner] = {
+RUNNERS: Mapping[str, Callable[[AgentSpec], Runner]] = {
     "function": FunctionRunner,
     "command": CommandRunner,
     "remote": RemoteRunner,

@@ -65,8 +65,6 @@ class Runner(Protocol):
         ...
 
 
-MakeRunner = Callable[[AgentSpec], Runner]
-
 _PRINTED = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
 """The line of a traceback that names an exception."""
 

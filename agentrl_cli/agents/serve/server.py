@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,22 +28,19 @@ from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
 from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config import Config, RolloutConfig
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
 from agentrl_cli.models.load import adapter_base, model_folder
-from agentrl_cli.policies.load import load_policy, make_policy
+from agentrl_cli.policies.load import Loaded, load_policy, make_policy
 from agentrl_cli.rollout.recorder import Observer, StoreRecorder, make_observers
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
-
-if TYPE_CHECKING:
-    from agentrl_cli.chat.render import Chat
-    from agentrl_cli.config import Config, RolloutConfig
-    from agentrl_cli.policies.load import Loaded
 
 KIND = "serve"
 """Kind of the run and its episodes."""

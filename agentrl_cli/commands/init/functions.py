@@ -62,11 +62,6 @@ def ask(tool: Tool, target: str) -> tuple[str, str]:
     return name, "\n".join([head, what, *lines, *ending, "", "", ""])
 
 
-def _plain(values: Any) -> bool:
-    """Whether JSON and Python write these values alike."""
-    return all(isinstance(value, str) or type(value) in (int, float) for value in values)
-
-
 def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
     """Return an expression that draws a value of a JSON Schema."""
     kind = schema.get("type")
@@ -74,7 +69,9 @@ def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
         kind = next((one for one in kind if one != "null"), "string")
     if schema.get("enum"):
         values = schema["enum"]
-        return f"rng.choice({json.dumps(values, ensure_ascii=False) if _plain(values) else repr(values)})"
+        # JSON and Python write such values alike.
+        plain = all(isinstance(one, str) or type(one) in (int, float) for one in values)
+        return f"rng.choice({json.dumps(values, ensure_ascii=False) if plain else repr(values)})"
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if options:
             return _draw(name, options[0], depth + 1)

@@ -156,7 +156,15 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
         store, agent, status, spans = self.get_store(), self.get_agent(), "failed", []
         token = RUNNER.set(self)
         try:
-            resources = await self._resources(store, rollout)
+            found = (
+                await store.get_resources_by_id(rollout.resources_id)
+                if rollout.resources_id
+                else await store.get_latest_resources()
+            )
+            if found is None:
+                raise RuntimeError(
+                    f"The rollout {rollout.rollout_id} has no resources: add some to the store first."
+                )
             await self._call("on_rollout_start", rollout)
             async with self._tracer.trace_context(
                 rollout.rollout_id,
@@ -166,7 +174,7 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
             ):
                 await self._call("on_trace_start", rollout)
                 agent.on_rollout_start(rollout.input, self, self._tracer)
-                result = await self._run(agent, rollout, resources)
+                result = await self._run(agent, rollout, found.resources)
                 await self._call("on_trace_end", rollout)
             spans = await self._result(store, rollout, result)
             rollout._reward = find_final_reward(spans)
@@ -185,18 +193,6 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
                 status=status,  # type: ignore[arg-type]
             )
             RUNNER.reset(token)
-
-    async def _resources(self, store: LightningStore, rollout: Rollout) -> NamedResources:
-        found = (
-            await store.get_resources_by_id(rollout.resources_id)
-            if rollout.resources_id
-            else await store.get_latest_resources()
-        )
-        if found is None:
-            raise RuntimeError(
-                f"The rollout {rollout.rollout_id} has no resources: add some to the store first."
-            )
-        return found.resources
 
     async def _run(self, agent: LitAgent[T], rollout: Rollout, resources: NamedResources) -> Any:
         name = "training_rollout" if rollout.mode == "train" else "validation_rollout"

@@ -71,7 +71,14 @@ def require_possible(config: Config) -> None:
         if wrong:
             raise ConfigError(f"{message}.", hint=hint)
     if ranks.nodes > 1:
-        _require_host(ranks.rendezvous)
+        host, _ = parse_address(ranks.rendezvous)
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"The host {host} of ranks.rendezvous cannot be found: {error.strerror}.",
+                hint="It is the first machine, by a name that all know.",
+            ) from error
 
 
 def _conflicts(config: Config, ranks: RanksConfig, gpus: int) -> list[tuple[object, str, str]]:
@@ -117,17 +124,6 @@ def _conflicts(config: Config, ranks: RanksConfig, gpus: int) -> list[tuple[obje
             "Leave out --gpus, --ranks and --nodes, or that learner.",
         ),
     ]
-
-
-def _require_host(rendezvous: str) -> None:
-    host, _ = parse_address(rendezvous)
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        text = f"The host {host} of ranks.rendezvous cannot be found: {error.strerror}."
-        raise EnvironmentProblem(
-            text, hint="It is the first machine, by a name that all know."
-        ) from error
 
 
 def count_given(config: Config, given: Place) -> None:

@@ -146,7 +146,15 @@ class WorkerPool:
             ready = [worker for worker in self.workers if worker.ready]
             free = [one for one in ready if len(one.jobs) < most and one not in self._reserved]
             if free:
-                return min(free, key=lambda worker: self._cost(worker, job))
+                # A deterministic engine makes a job in its own slot only: where that is free comes before any other.
+                slot = job.slot % most if self.config.deterministic and job.slot >= 0 else -1
+                return min(
+                    free,
+                    key=lambda one: (
+                        sum(held.slot % most == slot for held in one.jobs),
+                        len(one.jobs),
+                    ),
+                )
             now = time.monotonic()
             self._alone_since = now if ready else self._alone_since
             if now - self._alone_since > ALL_LOST:
@@ -174,17 +182,6 @@ class WorkerPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self._changed.wait()
-
-    def _cost(self, worker: RemoteWorker, job: Job) -> tuple[int, int]:
-        """Return the sort key of a worker for a job, the least busy first.
-
-        A deterministic engine makes a job in its own slot only: a worker where that is free comes before any other.
-        """
-        most = self.config.rollout.concurrency
-        same = 0
-        if self.config.deterministic and job.slot >= 0:
-            same = sum(one.slot % most == job.slot % most for one in worker.jobs)
-        return same, len(worker.jobs)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from agentrl_cli.types.content import content_text, data_uri, digest, is_image, 
 VERSION = "ATIF-v1.7"
 OWN = "agentrl"
 """The key in `extra` under which this package's records lie."""
-SPAN = ("start", "end")
 REFERENCE = "subagent_trajectory_ref"
 REFERENCES = ("trajectory_id", "session_id", "trajectory_path")
 USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
@@ -153,7 +152,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 def _steps(turn: Mapping[str, Any], before: int) -> list[dict[str, Any]]:
     """Return a step for each message of a turn; one for a turn without any."""
-    images = {_name_of(one): one for one in turn["images"]}
+    images = {f"sha256:{digest(b64decode(one))}": one for one in turn["images"]}
     source = {"assistant": "agent", "user": "user"}.get(turn["role"], "system")
     steps: list[dict[str, Any]] = []
     for message in turn["messages"] or [{}]:
@@ -225,7 +224,7 @@ def _observe(step: dict[str, Any], turn: Mapping[str, Any]) -> None:
 def _record(turn: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn whole, with its part of the arrays; the span follows from their length."""
     span = slice(turn["start"], turn["end"])
-    found = {key: value for key, value in turn.items() if key not in SPAN}
+    found = {key: value for key, value in turn.items() if key not in ("start", "end")}
     for name in ("tokens", "signals"):
         arrays = row[name] or {}
         found[name] = {key: _exact(array[span]) for key, array in arrays.items() if array}
@@ -248,10 +247,6 @@ def _content(content: Any, images: Mapping[str, str], after: Sequence[str] = ())
     text = content_text([part for part in parts if not is_image(part)] if shown else content)
     found = [_image(one) for one in (*shown, *after)]
     return [{"type": "text", "text": text}, *found] if found else text
-
-
-def _name_of(image: str) -> str:
-    return f"sha256:{digest(b64decode(image))}"
 
 
 def _image(image: str) -> dict[str, Any]:

@@ -196,6 +196,7 @@ def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
         if more or name not in schemas:
             about = {"description": str(function.get("description") or name), **more}
             schemas[name] = {"type": "function", "function": _schema(name)["function"] | about}
+    kinds = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     turns = episode_of(trace).turns
     for turn in turns:
         before = turn.index - 1 if turn.parent is None else turn.parent
@@ -208,18 +209,14 @@ def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:
             known = schemas.setdefault(call.name, _schema(call.name))["function"]
             inferred = known.get("inferred")
             for key, value in arguments.items() if inferred else ():
-                known["parameters"]["properties"].setdefault(key, {"type": _kind(value)})
+                shown = {"type": kinds.get(type(value), "string")}
+                known["parameters"]["properties"].setdefault(key, shown)
 
 
 def _schema(name: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     about = {"name": name, "description": name.replace("_", " "), "parameters": parameters}
     return {"type": "function", "function": {**about, "inferred": True}}
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    return kinds.get(type(value), "string")
 
 
 class Replayed(Tool):

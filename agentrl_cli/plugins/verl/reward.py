@@ -14,14 +14,12 @@ from agentrl_cli.rewards.adapt import Parameters, accept_arguments
 from agentrl_cli.rewards.context import RewardContext
 from agentrl_cli.types import Episode
 
-NAMES = {"solution_str", "ground_truth"}
-
 
 def adapt_reward(
     function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]
 ) -> Any:
     """Return the function as one of (episode, ctx); None if it does not have verl's parameters."""
-    if not set(parameters) >= NAMES:
+    if not set(parameters) >= {"solution_str", "ground_truth"}:
         return None
 
     async def reward(episode: Episode, ctx: RewardContext) -> Any:

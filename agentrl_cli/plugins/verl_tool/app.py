@@ -36,7 +36,6 @@ from agentrl_cli.plugins.verl_tool.bodies import (
     ObserveBody,
     OpenBody,
     read,
-    task_data,
 )
 from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
@@ -170,7 +169,9 @@ class ToolServer:
         if not field.get("key"):  # the id begins again after a finish; with a key it may be a retry
             self.trajectories.journal.forget_closed(name)
         if not self.trajectories.journal.is_known(name):
-            await self.trajectories.open(name, {"task": {"data": task_data(field)}})
+            about = ("finish", "is_last_step", "key")  # the request itself: the rest is of the task
+            data = {key: value for key, value in field.items() if key not in about}
+            await self.trajectories.open(name, {"task": {"data": data}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
         # Actions may be long: read in a thread.
         parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)

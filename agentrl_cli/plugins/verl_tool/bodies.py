@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl_cli.errors import EnvError, SandboxFault, UsageError
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Text
-from agentrl_cli.types import ToolResult, ToolSchema
+from agentrl_cli.types import ToolResult
 
 M = TypeVar("M", bound=BaseModel)
-FAULTS = {"sandbox_error": SandboxFault, "env_error": EnvError, "usage_error": EnvError}
 
 
 class _Body(BaseModel):
@@ -83,13 +81,6 @@ def read(model: type[M], data: bytes) -> M:
         raise UsageError(f"The body cannot be used: {first_problem(error)}.") from error
 
 
-def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task's data of a verl-tool request: its extra fields, except those about the request itself."""
-    return {
-        key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")
-    }
-
-
 # --- answers: a 200 may be a proxy's page. Unchecked, it would be an observation that the model is trained on. --------
 
 
@@ -109,11 +100,6 @@ class ToolsAnswer(_Body):
     """Answer of `/v1/tools`."""
 
     tools: list[Offered]
-
-    @property
-    def schemas(self) -> list[ToolSchema]:
-        """The schemas as they were sent."""
-        return [tool.model_dump() for tool in self.tools]
 
 
 class OpenAnswer(_Body):
@@ -147,7 +133,8 @@ class CallAnswer(_Body):
         """Return the result. Raises EnvError or SandboxFault for a fault."""
         [found] = self.results
         if isinstance(found, Fault):
-            raise FAULTS.get(found.fault, EnvError)(found.message)
+            kind = SandboxFault if found.fault == "sandbox_error" else EnvError
+            raise kind(found.message)
         return found
 
 

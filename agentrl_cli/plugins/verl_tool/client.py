@@ -55,7 +55,8 @@ class RemoteServer:
 
     async def schemas(self) -> list[ToolSchema]:
         """Return the schemas of the server's tools."""
-        return (await self.ask("GET", "/v1/tools", ToolsAnswer)).schemas
+        answer = await self.ask("GET", "/v1/tools", ToolsAnswer)
+        return [tool.model_dump() for tool in answer.tools]
 
     async def ask(
         self, method: str, path: str, model: type[M], body: Mapping[str, Any] | None = None

@@ -224,25 +224,23 @@ async def open_server(
     imports = {name for tool in tools.values() for name in tool.imports}
     opened: list[Sandbox] = []
     lock = asyncio.Lock()
+    config = context.config
 
     async def session(**more: Any) -> Any:
         async with lock:
             if not opened:
-                opened.append(await Sandbox.open(context.config.sandbox))
-                if (
-                    context.config.sandbox.backend != "bare"
-                ):  # else the warning was printed at the start
+                opened.append(await Sandbox.open(config.sandbox))
+                if config.sandbox.backend != "bare":  # else the warning was printed at the start
                     warn_unsafe(opened[0])
         return await opened[0].session(**{**more, "imports": {*imports, *more.get("imports", ())}})
 
     syntax = load_parser(parser)
     book = Journal(journal)
     try:
-        limits = context.config.rollout
         trajectories = Trajectories(
-            list(tools.values()), book, open_session=session, limits=limits, sessions=sessions
+            [*tools.values()], book, open_session=session, limits=config.rollout, sessions=sessions
         )
-        trajectories.observers = make_observers(context.config, "call_observers")
+        trajectories.observers = make_observers(config, "call_observers")
         try:
             yield ToolServer(trajectories, syntax, **options)
         finally:

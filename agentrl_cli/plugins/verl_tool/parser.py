@@ -58,8 +58,9 @@ class VerlToolActions:
                         ]
                     )
                 ]
-            argument = _argument(offered[name])
-            calls += [call(name, {argument: block}, raw=block) for block in blocks]
+            given = offered[name].get("parameters") or {}
+            required = given.get("required") or list(given.get("properties") or {"text": {}})
+            calls += [call(name, {str(required[0]): block}, raw=block) for block in blocks]
         calls += [
             _read_mcp_call(raw)
             for raw in _find_blocks(text, re.compile("<mcp_call>"), "</mcp_call>")
@@ -95,12 +96,6 @@ def _stdin(kind: str, given: Sequence[str]) -> list[str]:
         if kind == "bash"
         else ["import io, sys", f"sys.stdin = io.StringIO({value!r})"]
     )
-
-
-def _argument(function: Mapping[str, Any]) -> str:
-    parameters = function.get("parameters") or {}
-    required = parameters.get("required") or list(parameters.get("properties") or {"text": {}})
-    return str(required[0])
 
 
 def _read_mcp_call(raw: str) -> ToolCall:

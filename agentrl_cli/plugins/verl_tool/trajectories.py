@@ -167,7 +167,10 @@ class Trajectories:
         live = self._live.get(trajectory)
         if live is None:
             spec = self.journal.spec(trajectory)
-            task = _task(trajectory, spec)
+            row = spec.get("task") or {}
+            pack, family, split = (str(row.get(key, "")) for key in ("pack", "family", "split"))
+            prompt, data = tuple(row.get("prompt", ())), dict(row.get("data", {}))
+            task = Task(trajectory, pack, family, split, prompt, data)
             seed, opener = int(spec.get("seed", 0)), self._open_session
             tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
             one = not task.pack and len(self._sessions) == 1  # without a name: the only pack's
@@ -242,15 +245,6 @@ class Trajectories:
         assert live.ready is not None
         await asyncio.gather(live.ready, *live.running.values(), return_exceptions=True)
         await live.env.close()
-
-
-def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
-    """Return the task of a spec, under the trajectory's id."""
-    row = spec.get("task") or {}
-    pack, family, split = (str(row.get(key, "")) for key in ("pack", "family", "split"))
-    return Task(
-        trajectory, pack, family, split, tuple(row.get("prompt", ())), dict(row.get("data", {}))
-    )
 
 
 def _tool_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import httpx2
 
 KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
-METHODS = ("get", "put", "post", "delete", "patch")
-PLACES = ("path", "query", "header")
 DEEPEST = 12
 """References inside each other that are followed; below, any value is accepted."""
 MOST_VALUES = 20_000
@@ -79,7 +77,10 @@ class OpenApiTool(Tool):
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         import httpx2
 
-        path, headers = self.operation.path, self._headers()
+        path = self.operation.path
+        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
+        if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):
+            headers["Authorization"] = f"Bearer {token}"
         query: dict[str, Any] = {}
         body: Any = {}
         for name, value in arguments.items():
@@ -129,12 +130,6 @@ class OpenApiTool(Tool):
             if len(read) > most:
                 return read[:most].decode("utf-8", "replace") + "\n[… cut …]"
         return read.decode("utf-8", "replace")
-
-    def _headers(self) -> dict[str, str]:
-        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
-        if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):
-            headers["Authorization"] = f"Bearer {token}"
-        return headers
 
 
 def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
@@ -209,7 +204,7 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
             item = _target(item["$ref"], document)
         if not isinstance(item, Mapping):
             continue
-        for method in METHODS:
+        for method in ("get", "put", "post", "delete", "patch"):
             operation = item.get(method)
             if isinstance(operation, Mapping):
                 yield _operation(
@@ -246,7 +241,7 @@ def _parameters(
     places: dict[str, str] = {}
     for entry in entries:
         parameter = follow(entry)
-        if parameter.get("in") not in PLACES:
+        if parameter.get("in") not in ("path", "query", "header"):
             continue
         key = str(parameter["name"])
         schema = parameter.get("schema") or {"type": "string"}
