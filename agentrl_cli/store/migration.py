@@ -45,13 +45,10 @@ def bring_up(conn: sqlite3.Connection, path: Path | str) -> None:
         version = int(conn.execute("PRAGMA user_version").fetchone()[0])
         if version < SCHEMA_VERSION:
             _require_free(conn, path)
-            event = (
-                time.time(),
-                MIGRATION,
-                dumps(asdict(Holder.of()) | {"from": version, "to": SCHEMA_VERSION}),
-            )
+            about = asdict(Holder.of()) | {"from": version, "to": SCHEMA_VERSION}
             conn.execute(
-                "INSERT INTO events (run_id, at, kind, data) VALUES (NULL, ?, ?, ?)", event
+                "INSERT INTO events (run_id, at, kind, data) VALUES (NULL, ?, ?, ?)",
+                (time.time(), MIGRATION, dumps(about)),
             )
     if version >= SCHEMA_VERSION:  # another process has done it meanwhile
         return
@@ -90,10 +87,42 @@ def migrate(
     `check` is called in it before anything changes, and may raise. Turns foreign keys off, for good: a table that is
     rebuilt would take the rows that refer to it with it.
     """
-    from sqlite_utils import (
-        Database,
-        Migrations,
-    )  # here: importing it costs 0.15 s, and most processes never need it
+    conn.execute("PRAGMA foreign_keys=OFF")
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        check()
+        empty = conn.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
+        bring = _create if empty and upto is MIGRATIONS else _apply
+        bring(conn, upto)
+        conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        conn.execute(f"PRAGMA user_version={len(upto)}")
+        conn.execute("COMMIT")
+    except BaseException as error:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        if isinstance(error, sqlite3.DatabaseError) and explain(error, "") is None:
+            raise StoreError(
+                f"The store cannot be brought to this version: {error}.",
+                hint="Nothing was changed. Remove what another program added to the file, or name another with --db.",
+            ) from error
+        raise
+
+
+def _create(conn: sqlite3.Connection, upto: tuple[Migration, ...]) -> None:
+    """Make the tables of a new file at once, and the same record of the migrations that `_apply` leaves."""
+    for statement in statements(Path(__file__).with_name("schema.sql").read_text("utf-8")):
+        conn.execute(statement)
+    conn.executemany(
+        "INSERT INTO _sqlite_migrations (migration_set, name, applied_at)"
+        " VALUES (?, ?, strftime('%Y-%m-%d %H:%M:%f+00:00', 'now'))",
+        [(MIGRATION_SET, name) for name, _ in upto],
+    )
+
+
+def _apply(conn: sqlite3.Connection, upto: tuple[Migration, ...]) -> None:
+    """Apply the migrations that a file lacks."""
+    # Here: importing it costs 0.15 s, and most processes never need it.
+    from sqlite_utils import Database, Migrations
 
     migrations = Migrations(MIGRATION_SET)
     for name, change in upto:
@@ -108,23 +137,7 @@ def migrate(
                 db.execute(statement)
 
         migrations(name=name)(apply)
-    conn.execute("PRAGMA foreign_keys=OFF")
-    conn.execute("BEGIN IMMEDIATE")
-    try:
-        check()
-        migrations.apply(Database(conn))
-        conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        conn.execute(f"PRAGMA user_version={len(upto)}")
-        conn.execute("COMMIT")
-    except BaseException as error:
-        if conn.in_transaction:
-            conn.execute("ROLLBACK")
-        if isinstance(error, sqlite3.DatabaseError) and explain(error, "") is None:
-            raise StoreError(
-                f"The store cannot be brought to this version: {error}.",
-                hint="Nothing was changed. Remove what another program added to the file, or name another with --db.",
-            ) from error
-        raise
+    migrations.apply(Database(conn))
 
 
 def _require_free(conn: sqlite3.Connection, path: Path | str) -> None:

@@ -1,8 +1,9 @@
 """The tables of `runs/agentrl.db`, as migrations by name.
 
-A migration is never edited after a release: a change is a new entry at the end of `MIGRATIONS`. The names that were
-applied are kept in `_sqlite_migrations`, so `sqlite-utils migrate --list` reads them too, and `PRAGMA user_version`
-holds their number, so that an older agentrl refuses a newer file.
+A migration is never edited after a release: a change is a new entry at the end of `MIGRATIONS`. A new file gets its
+tables at once from `schema.sql`, which has to say the same as all migrations together (a test compares). The names
+that were applied are kept in `_sqlite_migrations`, so `sqlite-utils migrate --list` reads them too, and `PRAGMA
+user_version` holds their number, so that an older agentrl refuses a newer file.
 
 Conventions: STRICT tables, TEXT ids, seconds since the epoch as REAL, JSON in TEXT, arrays per token in BLOBs
 (little-endian; see codec.py). Bulk is in `turn_tokens`, away from the rows that lists scan; in `episodes` the
@@ -155,11 +156,20 @@ CREATE VIEW v_turns AS
     ORDER BY t.episode_id, t.idx, c.idx;
 """
 
-_GROUP_WHY = """
-ALTER TABLE groups ADD COLUMN why TEXT NOT NULL DEFAULT '';
-"""
+Migration = tuple[str, str | Callable[[sqlite3.Connection], None]]
 
-_SCORES = """
+NOT_GRADED = (
+    "(outcome IN ('env_error', 'timeout', 'sandbox_error', 'cancelled', 'drift', 'too_long')"
+    " OR NOT EXISTS (SELECT 1 FROM reward_parts p WHERE p.episode_id=episodes.id))"
+)
+"""The episodes that were not graded before schema 10, where their reward is 0."""
+
+MIGRATIONS: tuple[Migration, ...] = (
+    ("m001_initial", _INITIAL),
+    ("m002_group_why", "ALTER TABLE groups ADD COLUMN why TEXT NOT NULL DEFAULT '';\n"),
+    (
+        "m003_scores",
+        """
 CREATE TABLE score_sets (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT REFERENCES runs(id) ON DELETE CASCADE, name TEXT NOT NULL,
     at REAL NOT NULL, spec TEXT NOT NULL, UNIQUE (run_id, name)
@@ -169,36 +179,25 @@ CREATE TABLE scores (
     episode_id TEXT NOT NULL REFERENCES episodes(id) ON DELETE CASCADE, reward REAL NOT NULL, delta REAL NOT NULL,
     advantage REAL, fact TEXT NOT NULL, parts TEXT NOT NULL, turns TEXT NOT NULL, PRIMARY KEY (episode_id, set_id)
 ) STRICT, WITHOUT ROWID;
-"""
-
-_FAKEABLE = """
-ALTER TABLE reward_parts ADD COLUMN fakeable INTEGER NOT NULL DEFAULT 0;
-"""
-
-_TURN_REWARD = """
-ALTER TABLE turns ADD COLUMN reward REAL;
-"""
-
-_TURN_DIVERGED = """
-ALTER TABLE turns ADD COLUMN diverged INTEGER NOT NULL DEFAULT 0;
-"""
-
-_CLAIM = """
+""",
+    ),
+    ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
+    ("m005_fakeable", "ALTER TABLE reward_parts ADD COLUMN fakeable INTEGER NOT NULL DEFAULT 0;\n"),
+    ("m006_turn_reward", "ALTER TABLE turns ADD COLUMN reward REAL;\n"),
+    ("m007_turn_diverged", "ALTER TABLE turns ADD COLUMN diverged INTEGER NOT NULL DEFAULT 0;\n"),
+    (
+        "m008_claim",
+        """
 ALTER TABLE runs ADD COLUMN claim TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN pid_started TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN boot TEXT NOT NULL DEFAULT '';
 UPDATE runs SET claim = kind WHERE status = 'running';
-"""
-
-Migration = tuple[str, str | Callable[[sqlite3.Connection], None]]
-
-NOT_GRADED = (
-    "(outcome IN ('env_error', 'timeout', 'sandbox_error', 'cancelled', 'drift', 'too_long')"
-    " OR NOT EXISTS (SELECT 1 FROM reward_parts p WHERE p.episode_id=episodes.id))"
-)
-"""The episodes that were not graded before schema 10, where their reward is 0."""
-
-_UNGRADED = f"""
+""",
+    ),
+    ("m009_relative_paths", make_relative),
+    (
+        "m010_ungraded",
+        f"""
 UPDATE episodes SET reward=NULL WHERE reward IS NOT NULL AND {NOT_GRADED};
 DELETE FROM scores WHERE episode_id IN (SELECT id FROM episodes WHERE reward IS NULL);
 DROP VIEW v_groups;
@@ -210,8 +209,11 @@ CREATE VIEW v_groups AS
         max(e.reward) - min(e.reward) > 0 AS has_signal
     FROM episodes e LEFT JOIN runs r ON r.id = e.run_id
     WHERE e.group_id IS NOT NULL GROUP BY e.run_id, e.group_id;
-"""
-_TURN_PARENT = """
+""",
+    ),
+    (
+        "m011_turn_parent",
+        """
 ALTER TABLE turns ADD COLUMN parent INTEGER;
 DROP VIEW v_turns;
 CREATE VIEW v_turns AS
@@ -220,45 +222,31 @@ CREATE VIEW v_turns AS
         coalesce(c.call_error, c.result_error) AS error, c.result, t.messages
     FROM turns t LEFT JOIN tool_calls c ON c.episode_id = t.episode_id AND c.turn = t.idx
     ORDER BY t.episode_id, t.idx, c.idx;
-"""
-
-_WORKERS = """
+""",
+    ),
+    ("m012_of_a_plugin", ""),
+    (
+        "m013_workers",
+        """
 CREATE TABLE workers (
     run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, number INTEGER NOT NULL, kind TEXT NOT NULL,
     node TEXT NOT NULL, pid INTEGER NOT NULL, state TEXT NOT NULL, version TEXT NOT NULL, running INTEGER NOT NULL,
     finished INTEGER NOT NULL, tokens INTEGER NOT NULL, rate REAL NOT NULL, lost INTEGER NOT NULL, error TEXT NOT NULL,
     at REAL NOT NULL, PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
-"""
-
-_TEACHER = """
+""",
+    ),
+    ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
+    (
+        "m015_teacher",
+        """
 ALTER TABLE turn_tokens ADD COLUMN logp_teacher BLOB;
 ALTER TABLE turn_tokens ADD COLUMN reward_advantage BLOB;
-"""
-
-_TURN_IMAGES = """
-ALTER TABLE turns ADD COLUMN images TEXT;
-"""
-
-MIGRATIONS: tuple[Migration, ...] = (
-    ("m001_initial", _INITIAL),
-    ("m002_group_why", _GROUP_WHY),
-    ("m003_scores", _SCORES),
-    ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
-    ("m005_fakeable", _FAKEABLE),
-    ("m006_turn_reward", _TURN_REWARD),
-    ("m007_turn_diverged", _TURN_DIVERGED),
-    ("m008_claim", _CLAIM),
-    ("m009_relative_paths", make_relative),
-    ("m010_ungraded", _UNGRADED),
-    ("m011_turn_parent", _TURN_PARENT),
-    ("m012_of_a_plugin", ""),
-    ("m013_workers", _WORKERS),
-    ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
-    ("m015_teacher", _TEACHER),
+""",
+    ),
     ("m016_of_a_plugin", ""),
     ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
-    ("m018_turn_images", _TURN_IMAGES),
+    ("m018_turn_images", "ALTER TABLE turns ADD COLUMN images TEXT;\n"),
     ("m019_foreign_keys", add_foreign_keys),
     ("m020_turn_player", "ALTER TABLE turns ADD COLUMN player TEXT NOT NULL DEFAULT '';\n"),
 )

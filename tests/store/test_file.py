@@ -79,6 +79,18 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
             assert db.execute(f"SELECT * FROM {view}").fetchall() == []
 
 
+def test_a_new_store_is_as_the_migrations_make_it() -> None:
+    new, migrated = (sqlite3.connect(":memory:", isolation_level=None) for _ in range(2))
+    migrate(new)
+    migrate(migrated, tuple([*MIGRATIONS]))
+    schema = "SELECT type, name, tbl_name, trim(sql, char(10)) FROM sqlite_schema ORDER BY rowid"
+    wanted = migrated.execute(schema).fetchall()
+    script = "".join(f"{sql};\n" for _, name, _, sql in wanted if sql and "sqlite_" not in name[:7])
+    assert new.execute(schema).fetchall() == wanted, f"store/schema.sql should be:\n{script}"
+    names = "SELECT id, migration_set, name, length(applied_at) > 20 FROM _sqlite_migrations"
+    assert new.execute(names).fetchall() == migrated.execute(names).fetchall()
+
+
 def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
     with Store.open(path) as store:
         store.runs.add(RunRow(id="r1", name="kept"))
