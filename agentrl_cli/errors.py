@@ -32,6 +32,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 _INSTALLED = (
     str(Path(__file__).parent),
@@ -77,6 +78,11 @@ class UsageError(AgentRLError):
 
     exit_code = 2
 
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Self:
+        """Return a message that names the nearest known names."""
+        return cls(f"No {kind} named {name!r}.", hint=suggest(name, known, hint))
+
 
 class ConfigError(UsageError):
     """Unknown key, bad value, or no configuration."""
@@ -88,11 +94,6 @@ class DataError(UsageError):
 
 class NotFound(UsageError):
     """No such episode, run, task or pack."""
-
-    @classmethod
-    def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> NotFound:
-        """Return a message that names the nearest known names."""
-        return cls(f"No {kind} named {name!r}.", hint=suggest(name, known, hint))
 
 
 class TemplateError(UsageError):

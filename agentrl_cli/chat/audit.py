@@ -21,9 +21,6 @@ from agentrl_cli.chat.thinking import MARKERS, drop_empty, drop_empty_lines, fam
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Message, Origin, Tokens, Turn
 
-_SHOWN = re.compile(r": (?:it asks with|a full rendering has) ")
-"""Separates a problem's reason from the texts that differ, which are each probe's own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
@@ -87,7 +84,9 @@ class AuditReport:
         found: dict[str, tuple[list[str], str]] = {}
         for problem in self.problems:
             name, _, text = problem.rstrip(".").partition(": ")
-            found.setdefault(_SHOWN.split(text)[0], ([], text))[0].append(name)
+            # The reason without the texts that differ, which are each probe's own.
+            reason = re.split(r": (?:it asks with|a full rendering has) ", text)[0]
+            found.setdefault(reason, ([], text))[0].append(name)
         return tuple(f"{', '.join(names)}: {text}" for names, text in found.values())
 
     @property

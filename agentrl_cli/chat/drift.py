@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,6 @@ from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Int32, Message, Origin
-
-Int64 = NDArray[np.int64]
 
 KINDS = ("resegmented", "reserialised", "by_design", "structural")
 """Mildest first."""
@@ -93,7 +91,7 @@ def check_delta(
         return []
     model = [index < len(turn_ids) for index in range(len(got))]
     return [
-        _drift(chat, kind, turn, position, expected[at_expected:], got[at_got:], at_got)
+        _drift(chat, kind, turn, position + at_got, expected[at_expected:], got[at_got:])
         for kind, at_expected, at_got in _differences(chat, expected, got, model)
     ]
 
@@ -136,7 +134,7 @@ def _drop_moved_texts(chat: Chat, messages: Sequence[Message]) -> Sequence[Messa
     ]
 
 
-def _number_in_episode(places: Sequence[int] | Int64, index: int) -> int:
+def _number_in_episode(places: Sequence[int] | NDArray[np.int64], index: int) -> int:
     """Return a branch's number in the episode's; one past the end is one past the last; −1 stays."""
     if index < 0 or not len(places):
         return index
@@ -161,21 +159,17 @@ def _check_chain(episode: Episode, chat: Chat, tools: Tools) -> list[Drift]:
     drifts: list[Drift] = []
     for kind, at_expected, at_got in _differences(chat, expected, got, model):
         turn = next((turn.index for turn in episode.turns if turn.start <= at_got < turn.end), -1)
-        drifts.append(_drift(chat, kind, turn, 0, expected[at_expected:], got[at_got:], at_got))
+        drifts.append(_drift(chat, kind, turn, at_got, expected[at_expected:], got[at_got:]))
     return drifts
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Ids up to and including the next control token (the last segment may have none)."""
+class _Segment(NamedTuple):
+    """Ids `start` to `body_end` and the next control token (the last segment may have none)."""
 
     start: int
+    body_end: int
     end: int
     control: int | None
-
-    @property
-    def body_end(self) -> int:
-        return self.end - (self.control is not None)
 
 
 def _cut(chat: Chat, ids: Sequence[int], inside: bool) -> list[_Segment]:
@@ -197,11 +191,11 @@ def _cut(chat: Chat, ids: Sequence[int], inside: bool) -> list[_Segment]:
         if begins and ids[index] == begins[0]:
             inside = list(ids[index : index + len(begins)]) == begins
         if ids[index] in control:
-            segments.append(_Segment(start, index + 1, ids[index]))
+            segments.append(_Segment(start, index, index + 1, ids[index]))
             start = index + 1
         index += 1
     if start < len(ids):
-        segments.append(_Segment(start, len(ids), None))
+        segments.append(_Segment(start, len(ids), len(ids), None))
     return segments
 
 
@@ -274,11 +268,8 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
     if calls[0] != calls[1]:
         return "by_design" if same_but_thinking(theirs.content, ours.content) else "structural"
     if _without_spaces(theirs.content) == _without_spaces(ours.content):
-        return (
-            "reserialised"
-            if _without_spaces(theirs.thinking) == _without_spaces(ours.thinking)
-            else "by_design"
-        )
+        same = _without_spaces(theirs.thinking) == _without_spaces(ours.thinking)
+        return "reserialised" if same else "by_design"
     if calls[0] or same_but_thinking(theirs.content, ours.content):
         return "by_design"
     return "structural"
@@ -289,21 +280,9 @@ def _without_spaces(text: str) -> str:
 
 
 def _drift(
-    chat: Chat,
-    kind: str,
-    turn: int,
-    start: int,
-    expected: Sequence[int],
-    got: Sequence[int],
-    at: int,
+    chat: Chat, kind: str, turn: int, position: int, expected: Sequence[int], got: Sequence[int]
 ) -> Drift:
-    return Drift(
-        kind,
-        turn,
-        start + at,
-        chat.decode(expected[:EXCERPT]),
-        chat.decode(got[:EXCERPT]),
-    )
+    return Drift(kind, turn, position, chat.decode(expected[:EXCERPT]), chat.decode(got[:EXCERPT]))
 
 
 def _refusal(error: TemplateError, turn: int, position: int) -> Drift:

@@ -95,7 +95,6 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     stop, suffix = found
     stop, suffix = _find_own_end(stop, suffix, (followed, alone), tokenizer)
     stop, history = _find_sampled(stop, _find_first(alone, control), tokenizer)
-    closing = _find_first(alone, [stop]) is not None
     after_call = ""
     with suppress(TemplateError):  # no tools in this template: the audit reports it
         call = [user("u"), assistant(MARK, [("c00000000", "probe")]), tool(RESULT)]
@@ -105,6 +104,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
     asked, closed = (render([user("u")], None, ask) for ask in (True, False))
     between = history + asked.removeprefix(closed) if history else ""
+    closing = _find_first(alone, [stop]) is not None
     return Stops(texts, closing, suffix if closing else "", after_call, history, between)
 
 

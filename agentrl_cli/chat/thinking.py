@@ -45,9 +45,8 @@ def without_given(start: str, full: str) -> str:
         return start
     bare = start[: given.start()]
     opening = next(block[0] for block in BLOCKS if given[0].startswith(block[0]))
-    if (
-        given[0].rstrip() == opening
-    ):  # an open block: the turn continues inside it if the template opens it here too
+    # An open block: the turn continues inside it if the template opens it here too.
+    if given[0].rstrip() == opening:
         return bare + opening if full.startswith(bare + opening) else bare
     rest = full[len(bare) :]
     empty = _EMPTY.match(rest, len(rest) - len(rest.lstrip()))

@@ -13,8 +13,6 @@ PARTS = """\
 """
 """A macro of templates that show images."""
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
-"""What a template of the Qwen family writes for an image."""
 
 
 def tiny_template(images: bool = False) -> str:
@@ -31,4 +29,5 @@ def tiny_template(images: bool = False) -> str:
         return text
     for before in ("<tool_response>\\n' + ", "message.role + '\\n' + "):
         text = text.replace(f"{before}message.content", f"{before}parts(message.content)")
-    return f"{PARTS.format(image=IMAGE_MARK)}{text}"
+    # What a template of the Qwen family writes for an image.
+    return PARTS.format(image="<|vision_start|><|image_pad|><|vision_end|>") + text

@@ -33,7 +33,6 @@ Offsets = list[tuple[int, int]]
 
 LONG = 2**14
 """Characters from which a text is tokenized without stopping the other threads."""
-SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ class Tokenizer(BaseTokenizer):
         generation = _read_json(folder / "generation_config.json").get("eos_token_id")
         eos = generation if isinstance(generation, list) else [generation]
         specials = {}
-        for name in SPECIAL_NAMES:
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
             value = config.get(name)
             text = value.get("content") if isinstance(value, Mapping) else value
             if isinstance(text, str):
@@ -319,8 +318,7 @@ class ByteTokenizer(BaseTokenizer):
         return ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        data = b"".join(self._raw(int(id_)) for id_ in ids)
-        return data.decode("utf-8", errors="replace")
+        return b"".join(self._raw(int(id_)) for id_ in ids).decode("utf-8", errors="replace")
 
     def token_text(self, token: int) -> str:
         return self._raw(int(token)).decode("utf-8", errors="backslashreplace")

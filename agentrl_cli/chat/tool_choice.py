@@ -23,8 +23,7 @@ def forced_text(chat: Chat, schemas: Sequence[ToolSchema], choice: Any) -> str:
     name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
     if not schemas or (choice != "required" and name is None):
         return ""
-    example = chat.parser.example(NAME, {})
-    head, _, rest = example.partition(NAME)
+    head, _, rest = chat.parser.example(NAME, {}).partition(NAME)
     if name is not None:
         empty = rest.find("{}")
         head += str(name) + (rest[:empty] if empty >= 0 else rest[:1])

@@ -30,30 +30,16 @@ class Estimator(Algorithm):
     """Required inputs: values of a value head, greedy attempts as the baseline, a teacher's log-probabilities."""
 
 
-def _eps() -> float:
-    value: float = Field(default=1e-4, ge=0, description="added to a standard deviation")
-    return value
-
-
-def _gamma(unit: str) -> float:
-    value: float = Field(default=1.0, description=f"discount per {unit}")
-    return value
-
-
-class NoOptions(Options):
-    """An estimator without options."""
-
-
 class Normalised(Options):
     """Options of estimators that divide by a standard deviation."""
 
-    eps: float = _eps()
+    eps: float = Field(default=1e-4, ge=0, description="added to a standard deviation")
 
 
 class TokenDiscount(Options):
     """Options of reinforce_pp."""
 
-    gamma: Unit = _gamma("trained token")
+    gamma: Unit = Field(default=1.0, description="discount per trained token")
 
 
 class Gae(TokenDiscount):
@@ -89,7 +75,7 @@ class BestOf(Normalised):
 class Turns(Normalised):
     """Options of turn_returns."""
 
-    gamma: Unit = _gamma("assistant turn")
+    gamma: Unit = Field(default=1.0, description="discount per assistant turn")
 
 
 class TurnsAndEpisode(Turns):
@@ -141,7 +127,7 @@ class RunningMean(Options):
 class CustomEstimator(TurnsAndEpisode, BestOf, Gae, RunningMean):
     """Options of a user's own function: every field of AdvantageInput that is a setting."""
 
-    gamma: Unit = _gamma("token or turn")
+    gamma: Unit = Field(default=1.0, description="discount per token or turn")
 
 
 _EPISODE = "agentrl_cli.learning.advantages"
@@ -159,7 +145,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "dr_grpo": Estimator(
         function=f"{_EPISODE}:dr_grpo",
-        options=NoOptions,
+        options=Options,
         aggregation="seq_mean_norm",
         text="R − group mean, no standard deviation",
         source="https://arxiv.org/abs/2503.20783",
@@ -177,7 +163,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "rloo": Estimator(
         function=f"{_EPISODE}:rloo",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="R − mean of the group's other episodes",
         source="https://arxiv.org/abs/2402.14740",
@@ -195,7 +181,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "reinforce_pp_baseline": Estimator(
         function=f"{_EPISODE}:reinforce_pp_baseline",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="R − group mean, whitened over the batch's tokens",
         source="https://arxiv.org/abs/2501.03262",
@@ -204,7 +190,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "remax": Estimator(
         function=f"{_EPISODE}:remax",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="return from each token on − reward of a greedy attempt",
         source="https://arxiv.org/abs/2310.10505",
@@ -213,7 +199,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "opo": Estimator(
         function=f"{_EPISODE}:opo",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="R − length-weighted group mean",
         source="https://arxiv.org/abs/2505.23585",
@@ -294,7 +280,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "maxrl": Estimator(
         function=f"{_EPISODE}:maxrl",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="(R − group mean) / group mean, for rewards of 0 and 1: hard tasks weigh more",
         source="https://arxiv.org/abs/2602.02710",

@@ -58,20 +58,14 @@ def load_config(
     settings in a run's row, the lowest layer.
     Raises ConfigError with every problem of the load.
     """
-    stored: dict[str, Value] = {}
+    stored, given = dict[str, Value](), dict[str, Value]()
     for name, value in by_todays_names(run or {}, mains()).items():
-        stored.update(_translate(flatten(name, value, "run")))
-    layers = [
-        stored,
-        *(_translate(read_yaml(path)) for path in files),
-        _translate(_from_env(env or {})),
-    ]
-    layers += [_translate(_from_set(text)) for text in sets]
-    given: dict[str, Value] = {}
+        stored |= _translate(flatten(name, value, "run"))
     for name, value in (flags or {}).items():
         plain = str(value) if isinstance(value, Path) else value
-        given.update({} if value is None else flatten(name, plain, "flag"))
-    layers = [_by_group(_rename(layer)) for layer in (*layers, given)]
+        given |= {} if value is None else flatten(name, plain, "flag")
+    asked = [*map(read_yaml, files), _from_env(env or {}), *map(_from_set, sets)]
+    layers = [_by_group(_rename(layer)) for layer in (stored, *map(_translate, asked), given)]
     base = base or (files[0].parent if files else None)
     packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
     merged: dict[str, Value] = {}
@@ -166,8 +160,8 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
             or name.removeprefix(ENV_PREFIX).lstrip("_") in NOT_CONFIG
         ):
             continue
-        key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-        layer.update(flatten(key, parse_scalar(text, f"env:{name}"), f"env:{name}"))
+        key, source = name.removeprefix(ENV_PREFIX).lower().replace("__", "."), f"env:{name}"
+        layer |= flatten(key, parse_scalar(text, source), source)
     return layer
 
 
@@ -184,10 +178,8 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
     """Return the `defaults` of the packs' task.yaml. A missing pack is reported when it is loaded."""
     names = packs.value if packs is not None and isinstance(packs.value, list) else ["."]
     layer: dict[str, Value] = {}
-    for name in names:
-        folder = pack_path(str(name), base) if str(name) != "." or base else None
-        if folder is None:
-            continue
+    folders = (pack_path(str(name), base) for name in names if str(name) != "." or base)
+    for folder in filter(None, folders):
         for key, value in read_yaml(folder / "task.yaml", only="defaults").items():
             key, given = key.removeprefix("defaults."), value.value
             if key == "model.name" and (folder / str(given)).is_dir():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,20 +25,12 @@ class Loss(Algorithm):
     mark = OldAttribute("select")
 
 
-def _low(default: float, bound: str = "1 - clip_low") -> float:
-    value: float = Field(
-        default=default, gt=0, le=1, description=f"the ratio is clipped below {bound}"
-    )
-    return value
+def _low(default: float, bound: str = "1 - clip_low") -> Any:
+    return Field(default=default, gt=0, le=1, description=f"the ratio is clipped below {bound}")
 
 
-def _high(default: float, bound: str = "1 + clip_high") -> float:
-    value: float = Field(default=default, gt=0, description=f"the ratio is clipped above {bound}")
-    return value
-
-
-class NoOptions(Options):
-    """A loss without options."""
+def _high(default: float, bound: str = "1 + clip_high") -> Any:
+    return Field(default=default, gt=0, description=f"the ratio is clipped above {bound}")
 
 
 class Clip(Options):
@@ -210,7 +202,7 @@ LOSSES: Mapping[str, Loss] = {
     ),
     "reinforce": Loss(
         function=f"{_HERE}:reinforce",
-        options=NoOptions,
+        options=Options,
         aggregation="",
         text="−A·log p, no ratio: for one epoch on fresh samples only",
         source="https://doi.org/10.1007/BF00992696",

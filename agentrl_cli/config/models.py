@@ -237,11 +237,7 @@ class Config(Section):
 
     def section(self, kind: type[S]) -> S:
         """Return the section that a plugin declares by this class."""
-        name = next(
-            name for name, info in type(self).model_fields.items() if info.annotation is kind
-        )
-        found: S = getattr(self, name)
-        return found
+        return next(section for section in vars(self).values() if isinstance(section, kind))
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl_cli.config.algo import CHOICES
@@ -36,25 +36,17 @@ UNDER: Mapping[str, str] = {
 """Key of a group → the keys of its section that moved under it, with their new name where it differs."""
 
 
-def _moved() -> dict[str, str]:
-    names = {}
-    for group, moves in UNDER.items():
-        for old, _, new in (move.partition("=") for move in moves.split()):
-            names[f"{group.partition('.')[0]}.{old}"] = f"{group}.{new or old}"
-    return names
-
-
 RENAMED: Mapping[str, str] = {
-    **_moved(),
+    **{
+        f"{group.partition('.')[0]}.{old}": f"{group}.{new or old}"
+        for group, moves in UNDER.items()
+        for old, _, new in (move.partition("=") for move in moves.split())
+    },
     "drift.structural": "algo.skip.drift",
     "remote.urls": "remote.url",
     **offers("renamed"),
 }
 """Old dotted key → the new one."""
-
-_ESTIMATES = ("k1", "k2", "k3", "abs")
-_VALUES: Mapping[str, Callable[[Any], Any]] = {"drift.structural": lambda value: value == "skip"}
-"""Old key → what its value is under the new one, where it differs."""
 
 
 def new_key(key: str, value: Any) -> tuple[str, Any]:
@@ -62,7 +54,7 @@ def new_key(key: str, value: Any) -> tuple[str, Any]:
 
     An empty key: the value was a default that said nothing.
     """
-    if key == "algo.kl" and value in _ESTIMATES:
+    if key == "algo.kl" and value in ("k1", "k2", "k3", "abs"):
         return "algo.kl.estimate", value
     section, _, rest = key.partition(".")
     leaf, dot, option = rest.partition(".")
@@ -71,7 +63,7 @@ def new_key(key: str, value: Any) -> tuple[str, Any]:
         return key, value
     if (value is None and old in _UNSET) or (value == [] and old == "remote.urls"):
         return "", value
-    return RENAMED[old] + dot + option, _VALUES.get(old, lambda same: same)(value)
+    return RENAMED[old] + dot + option, value == "skip" if old == "drift.structural" else value
 
 
 _UNSET = frozenset(

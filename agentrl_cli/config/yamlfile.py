@@ -21,7 +21,6 @@ MOST = 100_000
 """Maximum values in a file; each repetition by an alias counts."""
 OPEN = 300
 """Maximum depth of open brackets."""
-_BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class Value(NamedTuple):
@@ -74,8 +73,7 @@ def read_as(
         raise ConfigError(f"{where} must be a mapping with {', '.join(known)}, not {value!r}.")
     for key in value:
         if key not in known:
-            unknown = NotFound.of(f"key in {where}", str(key), sorted(known))
-            raise ConfigError(unknown.message, hint=unknown.hint)
+            raise ConfigError.of(f"key in {where}", str(key), sorted(known))
     try:
         return TypeAdapter(model).validate_python({**value, **fixed}, strict=strict)
     except ValidationError as error:
@@ -105,12 +103,12 @@ def parse_scalar(text: str, source: str) -> Any:
 
 def flatten(key: str, value: Any, source: str) -> dict[str, Value]:
     """Return a key and its value; a mapping for a section becomes dotted keys."""
-    if isinstance(value, dict) and value:
-        flat: dict[str, Value] = {}
-        for name, inner in value.items():
-            flat.update(flatten(f"{key}.{name}", inner, source))
-        return flat
-    return {key: Value(value, source)}
+    if not isinstance(value, dict) or not value:
+        return {key: Value(value, source)}
+    flat: dict[str, Value] = {}
+    for name, inner in value.items():
+        flat |= flatten(f"{key}.{name}", inner, source)
+    return flat
 
 
 def _compose(path: Path) -> yaml.Node | None:
@@ -137,9 +135,8 @@ def _compose(path: Path) -> yaml.Node | None:
 
 def _nodes(text: str) -> yaml.Node | None:
     depth = 0
-    for bracket in _BRACKETS.findall(
-        text
-    ):  # checked first: PyYAML takes quadratic time for such a text
+    # Checked first: PyYAML takes quadratic time for such a text.
+    for bracket in re.findall(r"[\[\]{}]", text):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         if depth > OPEN:
             raise RecursionError

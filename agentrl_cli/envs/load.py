@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.user_simulator import INTERACTIONS, Maker, Ruled, Scripted, Simulated
@@ -87,9 +87,8 @@ def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> M
         found = resolve("interactions", INTERACTIONS, path, base=where.parent)
     if not isinstance(found, type):
         return partial(Ruled, found)
-    maker: Maker | None = adapt("interaction", found, {"name": name, **config})
-    if maker is not None:
-        return maker
+    if maker := adapt("interaction", found, {"name": name, **config}):
+        return cast(Maker, maker)
     try:
         inspect.signature(found).bind(**config)
     except TypeError as error:

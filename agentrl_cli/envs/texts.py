@@ -10,15 +10,13 @@ from agentrl_cli.types.content import with_text
 
 def add_opening(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
     """Return the prompt, with the tools' notes on the episode's state after the last user message."""
-    last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
     if not opening:
         return prompt
+    last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
+    text = "\n\n".join(opening)
     if last is None:
-        return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
-    prompt[last] = {
-        **prompt[last],
-        "content": with_text(prompt[last]["content"], "\n\n".join(opening)),
-    }
+        return [*prompt, {"role": "user", "content": text}]
+    prompt[last] = {**prompt[last], "content": with_text(prompt[last]["content"], text)}
     return prompt
 
 

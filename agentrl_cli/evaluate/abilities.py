@@ -133,14 +133,6 @@ def _done(episode: Episode, ctx: Any) -> float:
     return float(bool(ctx.final_text.strip()))
 
 
-def _new_tool(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
-    return any(ok for _, _, ok in calls)
-
-
-def _copies_argument(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
-    return any(ok and row["value"] in arguments.values() for _, arguments, ok in calls)
-
-
 def _corrects_call(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     failed = next((at for at, (_, _, ok) in enumerate(calls) if not ok), len(calls))
     return any(ok and row["value"] in arguments.values() for _, arguments, ok in calls[failed:])
@@ -149,14 +141,6 @@ def _corrects_call(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
 def _two_steps(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     done = [name for name, _, ok in calls if ok]
     return "driver_of" in done and "badge_of" in done[done.index("driver_of") :]
-
-
-def _chooses_tool(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
-    return bool(calls) and calls[0][0] == row["value"]
-
-
-def _abstains(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
-    return not calls
 
 
 def _rows(wording: str, values: Mapping[str, str]) -> tuple[dict[str, str], ...]:
@@ -168,13 +152,13 @@ ABILITIES = (
         "calls a new tool",
         (opening_hours,),
         _rows("When is the {} open?", {k: k for k in HOURS}),
-        _new_tool,
+        lambda calls, row: any(ok for _, _, ok in calls),
     ),
     Ability(
         "copies an argument",
         (parcel_status,),
         _rows("Where is the parcel {}?", {k: k for k in PARCELS}),
-        _copies_argument,
+        lambda calls, row: any(ok and row["value"] in given.values() for _, given, ok in calls),
     ),
     Ability(
         "corrects a call",
@@ -199,7 +183,7 @@ ABILITIES = (
             {"prompt": "What is the fare of the ferry for 6 passengers?", "value": "ferry_fare"},
             {"prompt": "What does the museum cost at the age of 41?", "value": "museum_fee"},
         ),
-        _chooses_tool,
+        lambda calls, row: bool(calls) and calls[0][0] == row["value"],
         needed=False,
     ),
     Ability(
@@ -214,7 +198,7 @@ ABILITIES = (
                 "Thanks, that was all.",
             )
         ),
-        _abstains,
+        lambda calls, row: not calls,
         needed=False,
     ),
 )

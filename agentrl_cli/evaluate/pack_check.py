@@ -100,8 +100,7 @@ def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
 def _tools(pack: Pack) -> Iterator[Problem]:
     for tool in pack.tools:
         for arguments in tool.examples:
-            wrong = validate_arguments(tool.schema, dict(arguments))
-            if wrong:
+            if wrong := validate_arguments(tool.schema, dict(arguments)):
                 yield Problem(
                     f"tool {tool.name}", f"its own example does not fit its schema: {wrong}"
                 )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl_cli.learning.dispositions import SAME
 from agentrl_cli.types import Episode
 
 ATTEMPTS = 4
@@ -18,8 +19,6 @@ ATTEMPTS = 4
 PRIOR = 2.0
 FEW = 0.25
 """Share of groups with spread below which a training is slow to begin."""
-SAME = 1e-8
-"""Rewards closer than this are equal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ from agentrl_cli.errors import NotFound, RunFailed
 from agentrl_cli.evaluate.result import Attempt, EvalResult
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
-from agentrl_cli.store import Store
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
-from agentrl_cli.store.rows import RunRow
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
 
@@ -271,11 +270,8 @@ def _keep(store: Store | None, result: EvalResult) -> None:
     """Store the result, unless it is stored completely."""
     if store is None or result.run_id is None or not result.attempts:
         return
-    known = any(
-        (row.step, row.name) == (result.step, result.name)
-        for row in store.runs.evals(result.run_id)
-    )
-    if result.reused < len(result.attempts) or not known:
+    known = [(row.step, row.name) for row in store.runs.evals(result.run_id)]
+    if result.reused < len(result.attempts) or (result.step, result.name) not in known:
         store.runs.add_eval(result.row())
 
 
@@ -306,12 +302,13 @@ def _open_run(
             store.episodes.cancel(old.id)
             store.runs.update(old.id, status="running", error="", ended=0.0)
             return old
-    facts: dict[str, Any] = {
+    facts = {
         "k": settings.k,
         "temperature": settings.temperature,
         "tools": settings.with_tools,
+        "splits": sorted({task.split for task in tasks}),
+        "tasks": len(tasks),
     }
-    facts |= {"splits": sorted({task.split for task in tasks}), "tasks": len(tasks)}
     return store.runs.add(
         RunRow(
             id="",

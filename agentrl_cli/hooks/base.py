@@ -61,13 +61,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
 PER_EPISODE = {"on_rollout_start", "on_trace_start", "on_sample", "on_trace_end", "on_rollout_end"}
 ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
 
-HOOKS: dict[str, str | object] = {
-    "jsonl": "agentrl_cli.hooks.loggers:JsonlLogger",
-}
-
-LOGGERS: dict[str, str | object] = {
-    "jsonl": "agentrl_cli.hooks.loggers:JsonlLogger",
-}
+HOOKS: dict[str, str | object] = {"jsonl": "agentrl_cli.hooks.loggers:JsonlLogger"}
+LOGGERS = HOOKS
 
 log = logging.getLogger("agentrl.hooks")
 

@@ -34,9 +34,6 @@ from agentrl_cli.registry.files import CALL, code_of, from_outside
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LOOP_ONLY = ("signal only works in main thread", "no running event loop", "no current event loop")
-"""Python's messages if code needs the main thread or its event loop."""
-
 log = logging.getLogger("agentrl.threads")
 
 
@@ -140,8 +137,7 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 def stay_in_loop(function: Callable[..., Any]) -> None:
     """Let `call` run this function in the event loop's thread, which is the main thread of a run."""
-    code = code_of(function)
-    if code is not None:
+    if code := code_of(function):
         _IN_LOOP.add(code)
 
 
@@ -174,10 +170,8 @@ def contain(what: str) -> Iterator[None]:
         yield
     except Quit as error:
         raise EnvError(f"{what} raised {error.message}") from error.__cause__
-    except Exception:
-        raise
     except BaseException as error:
-        if from_outside(error):
+        if isinstance(error, Exception) or from_outside(error):
             raise
         raise EnvError(f"{what} raised {describe_error(error)}") from error
     finally:
@@ -242,11 +236,10 @@ _IN_LOOP: set[CodeType] = set()
 
 
 def _needs_loop(error: BaseException | None) -> bool:
-    """Whether the exception, or its cause, reports that the code must run in the main thread."""
+    """Whether the exception, or its cause, reports that the code must run in the main thread, or in its event loop."""
+    said = ("signal only works in main thread", "no running event loop", "no current event loop")
     while error is not None:
-        if isinstance(error, (ValueError, RuntimeError)) and any(
-            text in str(error) for text in LOOP_ONLY
-        ):
+        if isinstance(error, (ValueError, RuntimeError)) and any(t in str(error) for t in said):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -22,8 +22,6 @@ from agentrl_cli.errors import ModelError
 NAME = "agentrl_packed"
 """Under this name the function stands in transformers' AttentionInterface."""
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -79,7 +77,7 @@ def packed_forward(
         raise NotPackable(
             f"{type(module).__name__} does not hand keyword arguments to its attention"
         )
-    odd = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    odd = [n for n in ("softcap", "s_aux", "position_bias") if kwargs.get(n) is not None]
     if odd:
         raise NotPackable(f"{type(module).__name__} uses {odd[0]} in its attention")
     packing.calls += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -163,8 +163,7 @@ def gspo(x: LossInput, c: DualClip) -> PolicyTerm:
     In the token form (the sequence ratio held, each token's log p carrying its gradient), whose `seq_mean` gradient
     is that of the sequence form.
     """
-    lengths = sequence_lengths(x.segment)
-    mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)
+    mean = sequence_mean(x.logp.detach() - x.old, x.segment)
     difference = mean[x.segment].clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio = torch.exp(difference + x.logp - x.logp.detach())
     return _clip(ratio, ratio.detach(), x.advantage, c)
@@ -176,14 +175,13 @@ def geo_mean(x: LossInput, c: Clip) -> PolicyTerm:
     The bounds are of log ratios: e^−low to e^high. In the token form, as in `gspo`: with `seq_mean` it is the sequence
     form, −A · (Π clipped ratios)^(1/n), where A is one number per sequence or the mean over its tokens, as in verl.
     """
-    lengths = sequence_lengths(x.segment).clamp(min=1)
     difference = (x.logp - x.old).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     bounded = difference.clamp(-c.clip_low, c.clip_high)
     sign = x.advantage.sign()
     # With an advantage of 0 nothing is kept: the token counts as a ratio of 1 (sign 0), as in verl.
     kept = sign * torch.minimum(sign * difference, sign * bounded)
-    mean = (sequence_sum(kept.detach(), x.segment) / lengths)[x.segment]
-    advantage = (sequence_sum(x.advantage, x.segment) / lengths)[x.segment]
+    mean = sequence_mean(kept.detach(), x.segment)[x.segment]
+    advantage = sequence_mean(x.advantage, x.segment)[x.segment]
     ratio = torch.exp(mean + kept - kept.detach())
     clipped = sign * bounded.detach() < sign * difference.detach()
     passes = ~clipped & (sign != 0) & ((x.logp - x.old).detach().abs() <= _MAX_LOG_RATIO)
@@ -320,8 +318,7 @@ def select_tokens(
     path = find(options.name).select
     if not path:
         return None
-    selected: Tensor = resolve("losses", {}, path)(logp, advantage, options, seed, old)
-    return selected
+    return cast(Tensor, resolve("losses", {}, path)(logp, advantage, options, seed, old))
 
 
 def sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
@@ -330,9 +327,9 @@ def sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
     return values.new_zeros(count).index_add_(0, segment, values)
 
 
-def sequence_lengths(segment: Tensor) -> Tensor:
-    """[S] tokens of each sequence in this batch."""
-    return torch.bincount(segment, minlength=0)
+def sequence_mean(values: Tensor, segment: Tensor) -> Tensor:
+    """[S] mean of each sequence over its tokens in this batch."""
+    return sequence_sum(values, segment) / torch.bincount(segment).clamp(min=1)
 
 
 def token_mean(x: LossInput, t: Totals) -> Tensor:
@@ -342,7 +339,7 @@ def token_mean(x: LossInput, t: Totals) -> Tensor:
 
 def seq_mean(x: LossInput, t: Totals) -> Tensor:
     """Mean over a sequence's tokens, then over sequences (GRPO, https://arxiv.org/abs/2402.03300)."""
-    return (1 / (sequence_lengths(x.segment).to(x.old.dtype) * max(t.sequences, 1)))[x.segment]
+    return (1 / (torch.bincount(x.segment).to(x.old.dtype) * max(t.sequences, 1)))[x.segment]
 
 
 def seq_mean_token_sum(x: LossInput, t: Totals) -> Tensor:

@@ -23,7 +23,7 @@ from agentrl_cli.learning.losses import (
     PolicyLoss,
     Totals,
     ratio_of,
-    sequence_lengths,
+    sequence_mean,
     sequence_sum,
 )
 from agentrl_cli.registry import resolve
@@ -145,8 +145,7 @@ def off_policy(
 
     That is mean(log π_sampled − log π) > threshold. https://arxiv.org/abs/2512.02556 section 3.1 (DeepSeek-V3.2)
     """
-    total = sequence_sum(torch.nan_to_num(sampled - logp.detach(), nan=0.0), segment)
-    mean = total / sequence_lengths(segment).clamp(min=1)
+    mean = sequence_mean(torch.nan_to_num(sampled - logp.detach(), nan=0.0), segment)
     return (advantage < 0) & (mean[segment] > threshold)
 
 

@@ -136,17 +136,21 @@ def move_state(optimizer: Any, device: torch.device | str) -> None:
             }
 
 
+def hidden_matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the trained matrices of the hidden layers, which Muon is for, and the other trained parameters."""
+    found: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            found[p.ndim != 2 or "embed" in name or "head" in name].append(p)
+    return found
+
+
 def _muon(model: nn.Module, given: Mapping[str, Any], betas: tuple[float, float]) -> Several:
     """Muon for the matrices of the hidden layers, AdamW for the rest. https://kellerjordan.github.io/posts/muon/
 
     Updates are scaled to AdamW's size (https://arxiv.org/abs/2502.16982), so one learning rate does for both.
     """
-    inner: list[Tensor] = []
-    rest: list[Tensor] = []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            hidden = p.ndim == 2 and "embed" not in name and "head" not in name
-            (inner if hidden else rest).append(p)
+    inner, rest = hidden_matrices(model)
     parts: list[torch.optim.Optimizer] = []
     if inner:
         parts.append(torch.optim.Muon(inner, adjust_lr_fn="match_rms_adamw", **given))

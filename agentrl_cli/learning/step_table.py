@@ -21,12 +21,6 @@ from agentrl_cli.learning.packing import Bool, Ints, Segment, segments_of
 from agentrl_cli.types import Branch, Episode, Float32, TrainSignals
 from agentrl_cli.types.tokens import REJECTED
 
-LOSS_INPUTS = (
-    *("sampled_logp", "sampler_logp", "advantage", "old_logp", "ref_logp", "selected"),
-    *("entropy_masked", "teacher_states", "value", "returns"),
-)
-"""Columns that a loss may need."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
@@ -86,7 +80,11 @@ class TokenColumns:
 
     def loss_inputs(self, rows: Ints) -> TokenColumns:
         """Return the columns of some rows that a loss may need."""
-        columns = {name: getattr(self, name) for name in LOSS_INPUTS}
+        names = (
+            *("sampled_logp", "sampler_logp", "advantage", "old_logp", "ref_logp", "selected"),
+            *("entropy_masked", "teacher_states", "value", "returns"),
+        )
+        columns = {name: getattr(self, name) for name in names}
         return TokenColumns(**{n: one[rows] for n, one in columns.items() if one is not None})
 
 

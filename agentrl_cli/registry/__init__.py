@@ -27,9 +27,9 @@ def resolve(
     "module:object" or "file.py:object" (relative to `base`, default the working folder), an entry point.
     Raises NotFound with the nearest names, EnvError if the user's code fails to import.
     """
-    offered: Mapping[str, Any] = {} if name in table or ":" in name else offers(kind)
-    if name in table or name in offered:
-        value = table[name] if name in table else offered[name]
+    known = table if name in table or ":" in name else {**offers(kind), **table}
+    if name in known:
+        value = known[name]
         return _load(kind, value, base) if isinstance(value, str) else value
     if ":" in name:
         return _load(kind, name, base)
@@ -37,7 +37,7 @@ def resolve(
     if name in points:
         return _load(kind, points[name], base)
     hint = f'Anything else is written "module:object" or "file.py:object", or registered under agentrl.{kind}.'
-    raise NotFound.of(_one(kind), name, sorted({*table, *offered, *points}), hint=hint)
+    raise NotFound.of(_one(kind), name, sorted({*known, *points}), hint=hint)
 
 
 def dotted_target(name: str, folder: Path) -> str:
@@ -100,10 +100,8 @@ def _import(kind: str, name: str) -> ModuleType:
             f"No module named {name!r}, wanted as one of the {kind}.",
             hint=f'Put {name.rpartition(".")[2]}.py beside the file that names it, or name a file: "my_code.py:thing".',
         ) from error
-    except Exception:
-        raise
     except BaseException as error:
-        if from_outside(error):
+        if isinstance(error, Exception) or from_outside(error):
             raise
         raise EnvError(
             f"The module {name} ended its import by {type(error).__name__}: {error}"
@@ -121,7 +119,7 @@ def require_package(name: str, version: str, extra: str, *, otherwise: str = "")
         line = f"pip install 'agentrl-cli[{extra}]'" + (f", or {otherwise}." if otherwise else "")
         raise MissingDependency(f"The package {name} is not installed.", hint=line) from error
     if not f"{found}.".startswith(f"{version}."):
-        text = (
-            f"{name} {found} is another version than {version}, which this release is tested with."
+        raise MissingDependency(
+            f"{name} {found} is another version than {version}, which this release is tested with.",
+            hint=f"pip install 'agentrl-cli[{extra}]'",
         )
-        raise MissingDependency(text, hint=f"pip install 'agentrl-cli[{extra}]'")

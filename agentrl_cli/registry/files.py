@@ -183,10 +183,8 @@ def _folder_of(path: Path) -> _Folder:
     """Return the package of a file's folder; a new one after a change, since running code keeps its modules."""
     folder = _NEWEST.get(path.parent)
     if folder is None or not folder.current:
-        base = (
-            PREFIX
-            + hashlib.sha256(str(path.parent).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        )
+        digest = hashlib.sha256(str(path.parent).encode("utf-8", "surrogateescape")).hexdigest()
+        base = f"{PREFIX}{digest[:12]}"
         names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
         folder = _Folder(path.parent, next(name for name in names if name not in _FOLDERS))
         package = ModuleType(folder.name)

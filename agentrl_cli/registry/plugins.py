@@ -70,7 +70,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 PLUGINS: dict[str, str] = {
     "verl": "agentrl_cli.plugins.verl:OFFERS",  # the forms of its rows and rewards are the narrowest: asked first
@@ -170,5 +170,4 @@ def spread_settings(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def _load(target: str) -> Offers:
     module, _, attribute = target.partition(":")
-    found: Offers = getattr(importlib.import_module(module), attribute)
-    return found
+    return cast(Offers, getattr(importlib.import_module(module), attribute))

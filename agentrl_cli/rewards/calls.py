@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
     from agentrl_cli.types import Episode
 
-_LOOSE = re.compile(r"[ ,./\-_*^]")
-
 
 def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
     """1 if the first answer calls what the row's `ground_truth` wants, and nothing else; [] wants no call."""
@@ -103,4 +101,4 @@ def _same(given: Any, wanted: Any) -> bool:
 
 
 def _loose(text: str) -> str:
-    return _LOOSE.sub("", text).lower().replace("'", '"')
+    return re.sub(r"[ ,./\-_*^]", "", text).lower().replace("'", '"')

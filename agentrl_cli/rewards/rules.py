@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 SQL_SECONDS, SQL_ROWS = 10.0, 100_000
 """Limits of a query that is compared."""
-_FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
 
 
 def final_number(text: str) -> str | None:
     """Return the number after the last `####`, else the last one, without thousands separators; None if absent."""
-    tail = text.rpartition("####")[2] if "####" in text else text
-    found = _NUMBER.findall(tail)
+    found: list[str] = _NUMBER.findall(text.rpartition("####")[2])
     if not found:
         return None
-    chosen: str = found[0] if "####" in text else found[-1]
+    chosen = found[0] if "####" in text else found[-1]
     return chosen.replace(",", "")
 
 
@@ -140,7 +138,7 @@ def _rows(connection: Any, query: str) -> list[Any] | str:
 
 def code_of(text: str) -> str:
     """Return the last fenced block of a text, else the text."""
-    found = _FENCE.findall(text)
+    found = re.findall(r"(?s)```(?:python|py)?\s*\n(.*?)```", text)
     return str(found[-1]) if found else text
 
 

@@ -52,14 +52,13 @@ async def _written(session: Any) -> float | None:
     for name, read in (("reward.txt", float), ("reward.json", _first)):
         try:
             return float(read((await session.read(f"{HIDDEN}/logs/verifier/{name}")).decode()))
-        except (UsageError, ValueError, TypeError, IndexError):  # not there, or not a number
+        except (UsageError, ValueError, TypeError, StopIteration):  # not there, or not a number
             continue
     return None
 
 
 def _first(text: str) -> float:
-    values = list(dict(json.loads(text)).values())
-    return float(values[0])
+    return float(next(iter(dict(json.loads(text)).values())))
 
 
 def solve(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ class Workers(Protocol):
 
     def policy(self, loaded: Loaded) -> Policy:
         """Return the policy of a run with these workers, which publishes new weights to all of them."""
-        ...
 
     async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
         """Return the ended episode of a job, stored. Raises what `Attempt.run` raises."""

@@ -73,9 +73,8 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
     Empty too if turns cannot be read from the template: the audit refuses such a template.
     """
     found = [*_unread(chat)]
-    pack = Pack.of(
-        "rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look]
-    )
+    zero = Reward("zero", lambda episode, ctx: 0.0)
+    pack = Pack.of("rehearsal", [{"prompt": "Look up one word."}], [zero], tools=[look])
     try:
         plays = list(_plays(chat, pack.schemas))
     except TemplateError:
@@ -101,10 +100,6 @@ def _unread(chat: Chat) -> Iterator[Finding]:
         shared = set(other.markers) & set(chat.parser.markers)
         if not shared and not reads(chat.parser, other.example("probe", {"x": MARK})):
             yield Finding(f"calls in the syntax of {other.name}", "", "", other.name)
-
-
-def _zero(episode: Episode, ctx: Any) -> float:
-    return 0.0
 
 
 def _describe_drift(
@@ -152,8 +147,8 @@ def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[
 def _message(
     text: str, arguments: Mapping[str, Any] | None = None, role: str = "assistant"
 ) -> Message:
-    message: Message = {"role": role, "content": text}
-    if arguments is not None:
-        function = {"name": "look", "arguments": dict(arguments)}
-        message["tool_calls"] = [{"id": "c00000000", "type": "function", "function": function}]
-    return message
+    if arguments is None:
+        return {"role": role, "content": text}
+    function = {"name": "look", "arguments": dict(arguments)}
+    calls = [{"id": "c00000000", "type": "function", "function": function}]
+    return {"role": role, "content": text, "tool_calls": calls}

@@ -146,18 +146,13 @@ class Transcript:
             outcome=outcome, error=error, reward_parts=rewards, ended=time.time()
         )
         started = time.perf_counter()
-        late = (
-            self.drifts
-            if self.drifts is not None
-            else []
-            if outcome.is_error
-            else self.guard.end(ended)
-        )
+        late = self.drifts
+        if late is None:
+            late = [] if outcome.is_error else self.guard.end(ended)
         self.guard_seconds += time.perf_counter() - started
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
-        self._store_drift(
-            late
-        )  # before its end: whatever kills this process, an episode that has ended is whole
+        # Before its end: whatever kills this process, an episode that has ended is whole.
+        self._store_drift(late)
         self.recorder.finish(ended)
         return ended
 

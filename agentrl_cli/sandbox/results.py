@@ -77,8 +77,6 @@ _INFRASTRUCTURE = frozenset(
     }
 )
 
-_TIMEOUTS = {"wall": "wall", "cpu": "cpu", "budget": "wall"}
-_DISKS = {"a file is too large": "file_mb", "too many files": "inodes"}
 _LIMITS = {
     Status.MEMORY: "memory_mb",
     Status.OUTPUT_LIMIT: "output_kb",
@@ -90,9 +88,10 @@ _LIMITS = {
 def limit_of(status: str, detail: str) -> str:
     """Return the limit that an execution with this result met, by its name in the configuration; empty if none."""
     if status == Status.TIMEOUT:
-        return _TIMEOUTS.get(detail, "wall")
+        return "cpu" if detail == "cpu" else "wall"
     if status == Status.DISK_LIMIT:
-        return _DISKS.get(detail, "disk_mb")
+        disks = {"a file is too large": "file_mb", "too many files": "inodes"}
+        return disks.get(detail, "disk_mb")
     return _LIMITS.get(Status(status), "")
 
 
@@ -198,8 +197,7 @@ class ExecResult:
             _last_lines(self.stderr),
             f"[{self.reason}]" if self.reason else "",
         ]
-        text = "\n".join(part for part in parts if part)
-        return text or "[no output]"
+        return "\n".join(part for part in parts if part) or "[no output]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.config.yamlfile import read_as
@@ -60,8 +60,7 @@ def bare_warning() -> str:
 
 def runner_kind(level: str) -> type[Runner]:
     """Return the class of a level's runners."""
-    kind: type[Runner] = resolve("sandbox", RUNNERS, level)
-    return kind
+    return cast(type[Runner], resolve("sandbox", RUNNERS, level))
 
 
 def kinds_of(backend: str) -> dict[str, type[Runner]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -75,8 +75,7 @@ def make_model(architecture: Mapping[str, Any], vocabulary: int, seed: int) -> n
         bos_token_id=None,
         **dict(architecture),
     )
-    model: nn.Module = Qwen3ForCausalLM(config)
-    return model
+    return cast(nn.Module, Qwen3ForCausalLM(config))
 
 
 def make_seeing_model(
@@ -120,14 +119,12 @@ def make_seeing_model(
         **architecture["text"],
     }
     config: Any = Qwen2VLConfig
-    kind: Any = Qwen2VLForConditionalGeneration
     torch.manual_seed(seed)
     given = config(
         text_config=text, vision_config={**vision, "hidden_size": text["hidden_size"]}, **ids
     )
     given.tie_word_embeddings = given.text_config.tie_word_embeddings = True
-    model: nn.Module = kind(given)
-    return model
+    return cast(nn.Module, Qwen2VLForConditionalGeneration(given))
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.optimizers import hidden_matrices, trainable
 from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.checkpoint import written_whole
@@ -78,12 +79,7 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.optim.Optimizer]:
     """AdamW for all; with `muon_lr` Muon for the hidden matrices (https://kellerjordan.github.io/posts/muon/)."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, p in trained:
-        hidden = p.ndim == 2 and "embed" not in name and "head" not in name
-        (inner if muon_lr and hidden else rest).append(p)
+    inner, rest = hidden_matrices(model) if muon_lr else ([], trainable(model))
     found: list[torch.optim.Optimizer] = []
     if rest:
         found.append(torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store import RunRow, Store
 
-WITHIN_A_RUN = ("best", "last", "base")
-
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
     """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
@@ -14,7 +12,7 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
     Other names are returned unchanged. None means the best one, or the last if none was evaluated; the result is None
     if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
     """
-    if name is not None and name not in WITHIN_A_RUN and not name.isdigit():
+    if name not in (None, "best", "last", "base") and not name.isdigit():
         return name
     trainings = (r for r in store.runs.all() if r.kind == "train" and store.runs.checkpoints(r.id))
     row = store.runs.get(run) if run is not None else next(trainings, None)

@@ -9,7 +9,6 @@ from agentrl_cli.types.content import digest, media_type
 
 RUN = 8
 """This many equal control tokens in a row are an image's, and shortened."""
-PATCH = "▪"
 
 
 def image_file(folder: Path, data: bytes) -> Path | None:
@@ -41,6 +40,6 @@ def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:
         if at < len(out) and ids[at] == ids[start]:
             continue
         if at - start >= RUN and out[start].startswith("<|"):
-            out[start + 1 : at] = [PATCH] * (at - start - 1)
+            out[start + 1 : at] = ["▪"] * (at - start - 1)
         start = at
     return out

@@ -17,7 +17,6 @@ from agentrl_cli.types.content import digest, media_type
 EPISODE_COLUMNS = tuple(
     name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note")
 )
-_MODEL = int(Origin.MODEL)
 _KEPT = {
     "id": "",
     "split": "iif(excluded.split='', split, excluded.split)",
@@ -31,14 +30,13 @@ _VALUE = dict.fromkeys(EPISODE_COLUMNS, "?") | {
     "parent_id": "(SELECT id FROM episodes WHERE id=?)",  # it may have been deleted
 }
 _INDEXED = ("started", "step", "task_id", "pack", "run_id", "group_id", "parent_id", "key")
-_SETS = ",".join(
+PUT_EPISODE = (
+    f"INSERT INTO episodes ({','.join(EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
+    " ON CONFLICT (id) DO UPDATE SET "
+) + ",".join(
     f"{column}={_KEPT.get(column, f'excluded.{column}')}"
     for column in EPISODE_COLUMNS
     if column != "id"
-)
-PUT_EPISODE = (
-    f"INSERT INTO episodes ({','.join(EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
-    f" ON CONFLICT (id) DO UPDATE SET {_SETS}"
 )
 
 
@@ -182,7 +180,7 @@ def episode_values(
     """
     finished = episode.outcome is not None
     if counts is None:
-        sampled = int(np.count_nonzero(episode.tokens.origin == _MODEL))
+        sampled = int(np.count_nonzero(episode.tokens.origin == Origin.MODEL))
         lengths = len(episode.turns), len(episode.tokens), sampled
         counts = (*lengths, episode.tool_calls, episode.tool_errors)
     levels = sorted(

@@ -64,9 +64,8 @@ def start_of(pid: int) -> str | None:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[
-        2
-    ].split()  # the program's name before it may contain anything
+    # The program's name before the last bracket may contain anything.
+    state, *fields = text.rpartition(")")[2].split()
     return None if state in "ZXx" else fields[18]
 
 

@@ -18,14 +18,7 @@ WAITING = "waiting"
 """Kind of the events that hold what a run waits for, in `lines`; none: it goes on."""
 HEALED = "healed"
 """Kind of the events that hold what a training changed by itself (`train.heal`)."""
-_ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
 _ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
-_ADD_ALERT = (
-    "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
-    " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
-)
-_SET_STATE = "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?"
-_PUT_WORKER = f"INSERT OR REPLACE INTO workers VALUES ({marks(len(columns(WorkerRow)))})"
 
 
 class Live(Part):
@@ -36,8 +29,10 @@ class Live(Part):
         with self.file.lock:
             running = self.file.running(episode_id)
             if running is None:
-                row = (str(state), turn, clean(text[-TEXT_TAIL:]), time.time(), episode_id)
-                self.file.write_later(_SET_STATE, row)
+                self.file.write_later(
+                    "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?",
+                    (str(state), turn, clean(text[-TEXT_TAIL:]), time.time(), episode_id),
+                )
             else:
                 running.state = (str(state), turn, text, time.time())
                 self.file.wake()
@@ -60,8 +55,12 @@ class Workers(Part):
 
     def put(self, rows: Iterable[WorkerRow]) -> None:
         """Queue the state of workers; it replaces the one before."""
+        names = columns(WorkerRow)
         for row in rows:
-            self.file.write_later(_PUT_WORKER, [getattr(row, name) for name in columns(WorkerRow)])
+            self.file.write_later(
+                f"INSERT OR REPLACE INTO workers VALUES ({marks(len(names))})",
+                [getattr(row, name) for name in names],
+            )
 
     def all(self, run_id: str) -> list[WorkerRow]:
         """Return the workers of a run, by number."""
@@ -74,7 +73,10 @@ class Journal(Part):
 
     def add_log(self, run_id: str | None, level: str, text: str) -> None:
         """Queue a line of the run's log."""
-        self.file.write_later(_ADD_LOG, (run_id, time.time(), level, clean(text)))
+        self.file.write_later(
+            "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)",
+            (run_id, time.time(), level, clean(text)),
+        )
 
     def logs(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the newest `limit` log lines with an id above `since`, oldest first:
@@ -111,9 +113,11 @@ class Journal(Part):
 
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
         """Return the end of the stderr of an episode's agent; empty if it wrote nothing."""
-        sql = "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1"
-        rows = self.file.select(sql, (run_id, AGENT_STDERR, episode_id))
-        return str(loads(rows[0][0])["text"]) if rows else ""
+        row = self.file.select_one(
+            "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1",
+            (run_id, AGENT_STDERR, episode_id),
+        )
+        return str(loads(row[0])["text"]) if row else ""
 
     def add_alert(
         self,
@@ -131,7 +135,9 @@ class Journal(Part):
         With a step it is stored once, even if a resume repeats the step.
         """
         self.file.write_later(
-            _ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step)
+            "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
+            " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)",
+            (run_id, time.time(), level, name, value, threshold, clean(text), step),
         )
 
     def alerts(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
@@ -147,12 +153,12 @@ class Journal(Part):
         "text", "id"}`; level, value, text and id are those of the newest.
         """
         # SQLite takes bare columns from the row that has the maximum.
-        sql = (
+        return self.file.select_dicts(
             "SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min(step) AS first_step,"
             " step AS last_step, value, threshold, text, max(id) AS id FROM alerts WHERE run_id IS ? GROUP BY name"
-            " ORDER BY max(id)"
+            " ORDER BY max(id)",
+            (run_id,),
         )
-        return self.file.select_dicts(sql, (run_id,))
 
     def _tail(
         self, table: str, names: str, run_id: str | None, since: int, limit: int
@@ -183,17 +189,11 @@ class Controls(Part):
         now = time.time()
         with self.file.transaction() as conn:
             rows = conn.execute(wanted, (run_id,)).fetchall()
-            conn.executemany(
-                "UPDATE controls SET taken=? WHERE id=?", [(now, row[0]) for row in rows]
-            )
             taken = [build(ControlRow, row, data=load_metrics(row[4]), taken=now) for row in rows]
-            conn.executemany(
-                _ADD_EVENT,
-                [
-                    (run_id, now, f"{event}:{row.action}", dumps({"id": row.id, **row.data}))
-                    for row in taken
-                ],
-            )
+            for row in taken:
+                conn.execute("UPDATE controls SET taken=? WHERE id=?", (now, row.id))
+                text = dumps({"id": row.id, **row.data})
+                conn.execute(_ADD_EVENT, (run_id, now, f"{event}:{row.action}", text))
         return taken
 
     def all(self, run_id: str) -> list[ControlRow]:

@@ -31,12 +31,11 @@ from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import DriftRow, build
 from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals, read_fact
 
-_SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
-_ASSIGNMENTS = ", ".join(f"{name}=?" for name in SIGNALS)
-_SET_SIGNALS = f"UPDATE turn_tokens SET {_ASSIGNMENTS}, clipped=? WHERE episode_id=? AND idx=?"
+_SET_SIGNALS = (
+    f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in (*SIGNALS, 'clipped'))}"
+    " WHERE episode_id=? AND idx=?"
+)
 _NO_PUSH: Float32 = np.empty(0, np.float32)
-OPTIONAL = ("logp_ref", "value", "returns", "logp_teacher", "reward_advantage")
-"""Signals that a training may lack altogether."""
 SAMPLED = 64
 """Episodes that are read to find a run's push scale."""
 
@@ -83,7 +82,9 @@ class Signals(Part):
                 return None
             counts, *columns = zip(*rows, strict=True)
             given = dict(zip(names, columns, strict=True))
-            unused = [name for name in OPTIONAL if all(blob is None for blob in given[name])]
+            # A training may lack these altogether.
+            optional = ("logp_ref", "value", "returns", "logp_teacher", "reward_advantage")
+            unused = [name for name in optional if all(blob is None for blob in given[name])]
             arrays = {name: read_array(name, blobs, counts) for name, blobs in given.items()}
             return TrainSignals(**arrays | dict.fromkeys(unused))
 
@@ -119,7 +120,10 @@ class Marks(Part):
         with self.file.transaction() as conn:
             for episode, fact, advantage in rows:
                 known = None if advantage is None or math.isnan(advantage) else float(advantage)
-                conn.execute(_SET_FACT, (str(fact), known, episode))
+                conn.execute(
+                    "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?",
+                    (str(fact), known, episode),
+                )
 
     def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
         """Rename a group of a run to GROUP~2 and so on, with the fact SKIPPED_CHANGED: another may take its name.
@@ -174,8 +178,7 @@ class Marks(Part):
 
     def tag(self, episode_id: str, tag: str) -> None:
         """Add a tag to an episode."""
-        row = (tag, episode_id, time.time())
-        self.file.write("INSERT OR IGNORE INTO tags VALUES (?,?,?)", row)
+        self.file.write("INSERT OR IGNORE INTO tags VALUES (?,?,?)", (tag, episode_id, time.time()))
 
     def untag(self, episode_id: str, tag: str) -> None:
         """Remove a tag from an episode."""
@@ -184,17 +187,12 @@ class Marks(Part):
     def note(self, episode_id: str, text: str) -> None:
         """Set the note of an episode; an empty one removes it."""
         if text:
-            row = (episode_id, clean(text), time.time())
-            self.file.write("INSERT OR REPLACE INTO notes VALUES (?,?,?)", row)
+            self.file.write(
+                "INSERT OR REPLACE INTO notes VALUES (?,?,?)",
+                (episode_id, clean(text), time.time()),
+            )
         else:
             self.file.write("DELETE FROM notes WHERE episode_id=?", (episode_id,))
-
-
-_PUT = "INSERT INTO scores (set_id, episode_id, reward, delta, advantage, fact, parts, turns) VALUES (?,?,?,?,?,?,?,?)"
-_GET = (
-    "SELECT t.name, s.episode_id, s.reward, s.delta, s.advantage, s.fact, s.parts, s.turns"
-    " FROM scores s JOIN score_sets t ON t.id=s.set_id"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,17 +228,15 @@ class Scores(Part):
                 row[0]
                 for row in conn.execute("SELECT name FROM score_sets WHERE run_id IS ?", (run_id,))
             }
-            free = next(
-                n
-                for n in (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3)))
-                if n not in taken
-            )
+            names = (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3)))
+            free = next(n for n in names if n not in taken)
             cursor = conn.execute(
                 "INSERT INTO score_sets (run_id, name, at, spec) VALUES (?,?,?,?)",
                 (run_id, free, time.time(), dumps(dict(spec))),
             )
             conn.executemany(
-                _PUT,
+                "INSERT INTO scores (set_id, episode_id, reward, delta, advantage, fact, parts, turns)"
+                " VALUES (?,?,?,?,?,?,?,?)",
                 [
                     (cursor.lastrowid, s.episode_id, s.reward, s.delta, s.advantage, s.fact, dumps(dict(s.parts)),
                      dumps(list(s.turns)))
@@ -262,7 +258,11 @@ class Scores(Part):
 
     def get(self, episode_id: str) -> list[Score]:
         """Return the scores of an episode, oldest set first."""
-        rows = self.file.select(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
+        rows = self.file.select(
+            "SELECT t.name, s.episode_id, s.reward, s.delta, s.advantage, s.fact, s.parts, s.turns"
+            " FROM scores s JOIN score_sets t ON t.id=s.set_id WHERE s.episode_id=? ORDER BY t.id",
+            (episode_id,),
+        )
         return [
             build(
                 Score, row, fact=read_fact(row[5]), parts=loads(row[6]), turns=tuple(loads(row[7]))
@@ -272,5 +272,6 @@ class Scores(Part):
 
     def remove(self, run_id: str | None, name: str) -> int:
         """Delete a score set. Returns how many there were (0 or 1)."""
-        sql = "DELETE FROM score_sets WHERE run_id IS ? AND name=?"
-        return self.file.write(sql, (run_id, name))
+        return self.file.write(
+            "DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)
+        )

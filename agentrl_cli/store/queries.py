@@ -19,7 +19,6 @@ from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.sqlite_errors import map_errors
 from agentrl_cli.types import Message
 
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _PRAGMAS = {
     "application_id",
     "compile_options",
@@ -48,7 +47,6 @@ LONGEST = 1 << 28
 """Most bytes of a value: one expression could produce gigabytes."""
 _ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
 """Errors of a statement: ValueError for a NUL character, MemoryError for a value that is too large."""
-_FORBIDDEN_FUNCTIONS = {"load_extension", "writefile", "readfile", "edit", "fts3_tokenizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +177,11 @@ def _usage(error: Exception) -> Exception:
 def _authorize(
     action: int, first: str | None, second: str | None, base: str | None, trigger: str | None
 ) -> int:
-    if action in _ALLOWED:
+    if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE):
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION:
-        bad = (second or "").lower() in _FORBIDDEN_FUNCTIONS
-        return sqlite3.SQLITE_DENY if bad else sqlite3.SQLITE_OK
+        bad = {"load_extension", "writefile", "readfile", "edit", "fts3_tokenizer"}
+        return sqlite3.SQLITE_DENY if (second or "").lower() in bad else sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_PRAGMA:
         ask = (first or "").lower() in _PRAGMAS and (
             second is None or (first or "").lower().endswith(("info", "list"))

@@ -113,9 +113,7 @@ class Tokenizers(Part):
             " WHERE hash=? AND tokenizer_json<>x''",
             (hash,),
         )
+        if row is None:
+            return None
         with decoding("A stored tokenizer"):
-            return (
-                TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3]))
-                if row
-                else None
-            )
+            return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3]))

@@ -30,15 +30,12 @@ from agentrl_cli.types.content import HASH
 
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
-_KNOWN_PARENT = {
-    "parent_id": "(SELECT id FROM runs WHERE id=?)"
-}  # it may be in another store, or deleted
+# Its parent may be in another store, or deleted.
+_VALUES = {"parent_id": "(SELECT id FROM runs WHERE id=?)"}
 _ADD_RUN = (
     f"INSERT INTO runs ({','.join(_RUN_COLUMNS)})"
-    f" VALUES ({','.join(_KNOWN_PARENT.get(column, '?') for column in _RUN_COLUMNS)})"
+    f" VALUES ({','.join(_VALUES.get(column, '?') for column in _RUN_COLUMNS)})"
 )
-_EVAL = f"SELECT {','.join(columns(EvalRow))} FROM evals"
-_CHECKPOINT = f"SELECT {','.join(columns(CheckpointRow))} FROM checkpoints"
 
 
 class Runs(Part):
@@ -159,7 +156,6 @@ class Runs(Part):
 
     def add_step(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Store metrics of a step, added to those it has. Advances the run's `step`."""
-        now = time.time()
         with self.file.transaction() as conn:
             old = conn.execute(
                 "SELECT metrics FROM steps WHERE run_id=? AND step=?", (run_id, step)
@@ -168,17 +164,17 @@ class Runs(Part):
             conn.execute(
                 "INSERT INTO steps (run_id, step, at, metrics) VALUES (?,?,?,?)"
                 " ON CONFLICT DO UPDATE SET metrics=excluded.metrics",
-                (run_id, step, now, dump_metrics(merged)),
+                (run_id, step, time.time(), dump_metrics(merged)),
             )
             conn.execute("UPDATE runs SET step=max(step, ?) WHERE id=?", (step, run_id))
 
     def steps(self, run_id: str, since: int = 0) -> list[dict[str, Any]]:
         """Return the metrics of each step ≥ `since`, flat: `{"step": 3, "at": 1.7e9, "reward": 0.4, …}`."""
-        rows = self.file.select(
-            "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step",
-            (run_id, since),
-        )
-        return [{**load_metrics(metrics), "step": step, "at": at} for step, at, metrics in rows]
+        sql = "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step"
+        return [
+            {**load_metrics(metrics), "step": step, "at": at}
+            for step, at, metrics in self.file.select(sql, (run_id, since))
+        ]
 
     def add_eval(self, row: EvalRow) -> int:
         """Store an evaluation. Returns its id."""
@@ -204,8 +200,10 @@ class Runs(Part):
 
     def evals(self, run_id: str | None) -> list[EvalRow]:
         """Return the evaluations of a run (None: of no run), oldest first."""
-        rows = self.file.select(f"{_EVAL} WHERE run_id IS ? ORDER BY id", (run_id,))
-        place = columns(EvalRow).index("metrics")
+        names = columns(EvalRow)
+        sql = f"SELECT {','.join(names)} FROM evals WHERE run_id IS ? ORDER BY id"
+        place = names.index("metrics")
+        rows = self.file.select(sql, (run_id,))
         return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
 
     def add_checkpoint(
@@ -234,7 +232,9 @@ class Runs(Part):
 
     def checkpoints(self, run_id: str) -> list[CheckpointRow]:
         """Return the checkpoints of a run, oldest first."""
-        rows = self.file.select(f"{_CHECKPOINT} WHERE run_id=? ORDER BY id", (run_id,))
+        sql = (
+            f"SELECT {','.join(columns(CheckpointRow))} FROM checkpoints WHERE run_id=? ORDER BY id"
+        )
         return [
             build(
                 CheckpointRow,
@@ -242,7 +242,7 @@ class Runs(Part):
                 path=absolute(self.file.home, row[3]),
                 metrics=load_metrics(row[4]),
             )
-            for row in rows
+            for row in self.file.select(sql, (run_id,))
         ]
 
     def remove_checkpoint(self, run_id: str, path: os.PathLike[str] | str) -> None:
@@ -279,7 +279,6 @@ BEAT = STALE / 8
 """Seconds between two heartbeats."""
 
 _HELD = "SELECT name, claim, heartbeat, pid, pid_started, boot, host FROM runs WHERE id=?"
-_TAKE = "UPDATE runs SET claim=?, heartbeat=?, pid=?, pid_started=?, boot=?, host=? WHERE id=?"
 _MINE = "WHERE id=? AND pid=? AND pid_started=? AND boot=? AND host=?"
 
 
@@ -321,7 +320,10 @@ class Claims(Part):
             holder = Holder(*identity)
             if claim and holder != me and holder.lives(heartbeat):
                 raise in_use(name, claim, holder)
-            conn.execute(_TAKE, (doing, time.time(), *astuple(me), run_id))
+            conn.execute(
+                "UPDATE runs SET claim=?, heartbeat=?, pid=?, pid_started=?, boot=?, host=? WHERE id=?",
+                (doing, time.time(), *astuple(me), run_id),
+            )
 
     def why_lost(self, run_id: str) -> str:
         """Return why this process no longer holds a run, as a sentence; empty if it does."""

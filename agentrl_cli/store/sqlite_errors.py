@@ -23,7 +23,6 @@ RECOVER = "`sqlite3 FILE .recover | sqlite3 NEW.db` saves what can be read; then
 COPY_BOTH = "Copy {path}-wal with it, or make the copy with `agentrl db backup COPY.db`."
 MIGRATION = "migration"
 """Kind of the event that names the process that migrates a store; no other process can write meanwhile."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -99,7 +98,7 @@ def lacks_locks(path: Path | str) -> bool:
         with tempfile.TemporaryFile(dir=Path(path).absolute().parent) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in _NO_LOCKS
+        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
     return False
 
 
@@ -126,18 +125,18 @@ def _migrating(path: Path) -> str:
     try:
         uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as conn:
-            version = int(conn.execute("PRAGMA user_version").fetchone()[0])
-            row = (
-                conn.execute(newest, (MIGRATION,)).fetchone() if version < SCHEMA_VERSION else None
+            (version,) = conn.execute("PRAGMA user_version").fetchone()
+            found = (
+                conn.execute(newest, (MIGRATION,)).fetchall() if version < SCHEMA_VERSION else ()
             )
     except sqlite3.Error:
         return ""
-    data = loads(row[1]) if row else {}
-    if not row or not Holder(data["pid"], data["pid_started"], data["boot"], data["host"]).lives(
-        row[0]
-    ):
-        return ""
-    return f"process {data['pid']} on {data['host']}, since {time.strftime('%H:%M:%S', time.localtime(row[0]))},"
+    for at, text in found:
+        who = {name: value for name, value in loads(text).items() if name not in ("from", "to")}
+        if Holder(**who).lives(at):
+            since = time.strftime("%H:%M:%S", time.localtime(at))
+            return f"process {who['pid']} on {who['host']}, since {since},"
+    return ""
 
 
 def _forbidden(path: Path) -> str:

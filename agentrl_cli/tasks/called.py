@@ -39,18 +39,17 @@ def called_rows(asks: Sequence[Ask], seed: int) -> Iterator[Row]:
         tool = as_tool(function)
         result = _call(tool, arguments)
         answer = " ".join(result.text.split())
-        if result.error or not answer or len(answer) > LONGEST:
-            failures += 1
-            if failures >= FAILURES:
-                why = result.text if result.error else f"an answer of {len(answer)} characters"
-                raise DataError(
-                    f"{tool.name} does not answer the questions that are drawn for it: {why}",
-                    hint=f"Edit how its arguments are drawn. The last ones: {arguments}",
-                )
-            continue
-        failures = 0
-        call = {"name": tool.name, "arguments": arguments, "result": result.text}
-        yield {"family": tool.name, "prompt": prompt, "answer": answer, "call": call}
+        unusable = result.error or not answer or len(answer) > LONGEST
+        failures = failures + 1 if unusable else 0
+        if not unusable:
+            call = {"name": tool.name, "arguments": arguments, "result": result.text}
+            yield {"family": tool.name, "prompt": prompt, "answer": answer, "call": call}
+        elif failures >= FAILURES:
+            why = result.text if result.error else f"an answer of {len(answer)} characters"
+            raise DataError(
+                f"{tool.name} does not answer the questions that are drawn for it: {why}",
+                hint=f"Edit how its arguments are drawn. The last ones: {arguments}",
+            )
 
 
 def called_solution(row: Mapping[str, Any]) -> list[dict[str, Any]]:

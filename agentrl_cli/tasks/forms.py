@@ -184,8 +184,7 @@ def _read_arguments(value: list[Any]) -> list[Any]:
 
 
 def _read_calls(message: dict[str, Any]) -> dict[str, Any]:
-    calls = []
-    listed = message["tool_calls"]
+    calls, listed = [], message["tool_calls"]
     if isinstance(listed, str):  # some rows have them as JSON text
         try:
             listed = parse_json(listed)
@@ -207,12 +206,11 @@ def _read_calls(message: dict[str, Any]) -> dict[str, Any]:
             function.get("arguments"), dict
         ):
             raise DataError("a call in `tool_calls` has a function with name and arguments.")
-        named_by = {key: function[key] for key in ("name", "arguments")}
         calls.append(
             {
                 **({"id": call["id"]} if "id" in call else {}),
                 "type": "function",
-                "function": named_by,
+                "function": {key: function[key] for key in ("name", "arguments")},
             }
         )
     return {**message, "content": message.get("content") or "", "tool_calls": calls}

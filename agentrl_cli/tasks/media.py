@@ -21,12 +21,9 @@ def with_media(row: Row) -> Row:
     They fill the parts without content of their own, else the texts `<image>` and `<video>`, else stand before the
     text of the first user message.
     """
-    images = _as_list(row.pop("images", None)) + _as_list(
-        row.get("image") if _is_media(row.get("image")) else None
-    )
-    videos = _as_list(row.pop("videos", None))
+    images, videos = _as_list(row.pop("images", None)), _as_list(row.pop("videos", None))
     if _is_media(row.get("image")):
-        del row["image"]
+        images.append(row.pop("image"))
     prompt = row.get("prompt")
     said: list[Any] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _as_list(prompt)
@@ -88,8 +85,7 @@ def _places(message: Any) -> list[str]:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return [text.strip("<>") for text in PLACES.findall(content)]
-    empty = [part for part in _as_list(content) if isinstance(part, dict) and _empty(part)]
-    return [part["type"] for part in empty]
+    return [p["type"] for p in _as_list(content) if isinstance(p, dict) and _empty(p)]
 
 
 def _empty(part: Mapping[str, Any]) -> bool:

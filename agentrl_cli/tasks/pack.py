@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentrl_cli.chat.media import missing_file
 from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
@@ -112,9 +112,7 @@ class Pack:
         The same rows serve training and evaluation. A single reward is primary.
         Raises ConfigError unless exactly one reward is primary.
         """
-        kept = tuple(rewards)
-        if len(kept) == 1:
-            kept = (replace(kept[0], primary=True),)
+        kept = tuple(replace(r, primary=r.primary or len(rewards) == 1) for r in rewards)
         if sum(reward.primary for reward in kept) != 1:
             raise ConfigError(
                 f"The pack {name} needs exactly one primary reward.", hint="Reward(…, primary=True)"
@@ -143,17 +141,12 @@ class Pack:
         """
         tasks, bad = self.read(split)
         if bad:
-            where = (
-                f"{self.source(split).label}:"
-                if self.rows is None
-                else f"the pack {self.name}, row "
+            own = f"the pack {self.name}, row "
+            where = f"{self.source(split).label}:" if self.rows is None else own
+            many = f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder."
+            raise DataError(
+                f"{where}{bad[0].number}: {bad[0].text}", hint=many if len(bad) > 1 else ""
             )
-            hint = (
-                f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder."
-                if len(bad) > 1
-                else ""
-            )
-            raise DataError(f"{where}{bad[0].number}: {bad[0].text}", hint=hint)
         if families is not None:
             known = sorted({task.family for task in tasks})
             for family in families:
@@ -188,7 +181,9 @@ class Pack:
             wrong = (
                 row
                 if isinstance(row, str)
-                else _wrong(row, self.row, tools, seen) or self._find_fault(row)
+                else _wrong(row, self.row, tools, seen)
+                or next(filter(None, (tool.wrong(row) for tool in self.tools)), "")
+                or _missing(row["prompt"], self.dir)
             )
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
@@ -196,12 +191,6 @@ class Pack:
                 seen[row["id"]] = number
                 tasks.append(self.task(row, split))
         return tasks, bad
-
-    def _find_fault(self, row: Mapping[str, Any]) -> str:
-        """Return a tool's objection to a row, or the name of a missing image; empty if there is none."""
-        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(
-            row["prompt"], self.dir
-        )
 
     def splits(self) -> list[str]:
         """Return the names of the splits that have a source."""
@@ -219,8 +208,7 @@ class Pack:
 
         Raises NotFound if the row names an unknown one.
         """
-        kwargs = kwargs_of(task)
-        name = str(kwargs.get("name") or task.data.get("interaction") or "")
+        name = str(kwargs_of(task).get("name") or task.data.get("interaction") or "")
         if name and name not in self.interactions:
             raise NotFound.of(f"interaction of {self.name}", name, self.interactions)
         if not name and len(self.interactions) == 1:
@@ -237,8 +225,6 @@ class Pack:
             messages.insert(0, {"role": "system", "content": self.system})
         messages = apply_template(messages, self.template)
         left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")
-        data = {key: value for key, value in row.items() if key not in left_out}
-        tools = tuple(row["tools"]) if row.get("tools") is not None else None
         # Rows of a variant may be those of a split, in another form.
         of = f"{split}/" if split in self.variants else ""
         return Task(
@@ -247,8 +233,8 @@ class Pack:
             family=str(row.get("family", "")),
             split=split,
             prompt=tuple(messages),
-            data=data,
-            tools=tools,
+            data={key: value for key, value in row.items() if key not in left_out},
+            tools=tuple(row["tools"]) if row.get("tools") is not None else None,
         )
 
     def tools_of(self, task: Task) -> tuple[Tool, ...]:
@@ -293,8 +279,7 @@ class Pack:
         solve = getattr(self.module, "solve", None)
         if solve is None:
             raise ConfigError(f"The pack {self.name} has no `solve(row)` in its task.py.")
-        messages: list[Message] = solve(task.data)
-        return messages
+        return cast(list[Message], solve(task.data))
 
 
 def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:

@@ -80,8 +80,7 @@ class Source:
 
     def rows(self) -> Iterator[Numbered]:
         """Return the rows in order, numbered from 1. Raises what opening the source raises."""
-        limit = self.options.get("limit")
-        return itertools.islice(READERS[self.kind](self), limit)
+        return itertools.islice(READERS[self.kind](self), self.options.get("limit"))
 
 
 def source_of(folder: Path, split: str, value: Any) -> Source:
@@ -96,7 +95,7 @@ def source_of(folder: Path, split: str, value: Any) -> Source:
     if unknown:
         raise ConfigError(
             f"{where} has unknown keys: {', '.join(unknown)}.",
-            hint=f"Besides {kind}: {_list(kind)}.",
+            hint=f"Besides {kind}: {', '.join(sorted(KEYS[kind]))}.",
         )
     if str(value.get("form", "auto")) not in ("auto", *all_forms()):
         known = NotFound.of("form", str(value["form"]), ["auto", *all_forms()])
@@ -186,11 +185,9 @@ def _parquet(path: Path) -> Iterator[Numbered]:
         import pyarrow.parquet as parquet
     try:
         with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=256):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, without_nulls(row)
+            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=256))
+            for number, row in enumerate(itertools.chain.from_iterable(batches), 1):
+                yield number, without_nulls(row)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
@@ -289,8 +286,8 @@ def _dataset(source: Source) -> Iterator[Numbered]:
 def _generate(source: Source) -> Iterator[Numbered]:
     """Return the first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
-    made = _call(source, args)
-    return _check_rows(source, itertools.islice(made, int(source.options["count"])))
+    rows = itertools.islice(_call(source, args), int(source.options["count"]))
+    return _check_rows(source, rows)
 
 
 READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}
@@ -328,7 +325,3 @@ def without_nulls(value: Any) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _list(kind: str) -> str:
-    return ", ".join(sorted(KEYS[kind]))

@@ -39,8 +39,6 @@ KEYS = {
 
 OWN_ROWS = 64
 """Tasks in a split of a pack without data whose environment gives the prompts."""
-PASSING = ("interaction", "agent", "env")
-"""Parts that episodes may have besides those of their pack."""
 
 
 def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
@@ -121,9 +119,10 @@ def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> No
     """
     known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
     for name in weights:
-        if name not in known and not name.startswith(("tool:", "hook:")) and name not in PASSING:
-            unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
-            raise ConfigError(unknown.message, hint=unknown.hint)
+        passes = name.startswith(("tool:", "hook:")) or name in ("interaction", "agent", "env")
+        if name not in known and not passes:
+            kind = f"reward (rewards.{name}) in {', '.join(packs)}"
+            raise ConfigError.of(kind, name, known)
 
 
 def _section(folder: Path, spec: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -155,8 +154,7 @@ def _specification(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
     for key in spec:
         if key not in KEYS:
-            unknown = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
-            raise ConfigError(unknown.message, hint=unknown.hint)
+            raise ConfigError.of(f"key in {path}", str(key), sorted(KEYS))
     return spec
 
 

@@ -319,17 +319,13 @@ def _plain(value: Any) -> Any:
     if callable(dump) and not isinstance(value, type):
         return dump(mode="json")
     text = str(value)
-    if _ADDRESS.fullmatch(text):
+    if re.fullmatch(r"(?s)<.+ at 0x[0-9a-fA-F]+>+", text):  # Python's default repr
         kind = type(value)
         raise TypeError(
             f"it returned {kind.__module__}.{kind.__qualname__}, which has no text form;"
             " return a text, a number, a list, a dict or a dataclass, or give the class a __str__"
         )
     return text
-
-
-_ADDRESS = re.compile(r"<.+ at 0x[0-9a-fA-F]+>+", re.DOTALL)
-"""Python's default repr of an object."""
 
 
 def _is_block(value: Any) -> bool:

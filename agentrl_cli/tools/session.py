@@ -7,6 +7,7 @@ Paths of `files` are resolved in the sandbox, beneath the folder and never throu
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Literal, NamedTuple
 
 from agentrl_cli.errors import SandboxFault, UsageError
@@ -213,12 +214,7 @@ async def _put(session: Session, path: str, text: str) -> None:
 
 def _places(text: str, part: str) -> list[int]:
     """Offsets of a text, overlaps included, since replacing one of those would also be a guess."""
-    found: list[int] = []
-    at = text.find(part)
-    while at >= 0:
-        found.append(at)
-        at = text.find(part, at + 1)
-    return found
+    return [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
 
 
 def _clip(line: str) -> str:

@@ -17,9 +17,8 @@ from agentrl_cli.models.checkpoint import (
     save_checkpoint,
     sweep,
 )
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import CheckpointRow, RunRow, Store
 from agentrl_cli.store.maintenance import prunable, prune
-from agentrl_cli.store.rows import CheckpointRow
 
 if TYPE_CHECKING:
     from agentrl_cli.learning.protocols import PolicyLearner
@@ -80,9 +79,9 @@ class Checkpoints:
     def forget_old(self, besides: str = "") -> None:
         """Delete all but the last `train.save.keep` checkpoints of steps, and the one in the folder `besides`."""
         old = sorted((c for c in self._list() if c.kind == "step"), key=lambda c: c.step)
-        for checkpoint in [c for c in old[: -self.config.save.keep] if c.path != besides]:
-            self.store.runs.remove_checkpoint(self.run_id, checkpoint.path)
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        for path in [c.path for c in old[: -self.config.save.keep] if c.path != besides]:
+            self.store.runs.remove_checkpoint(self.run_id, path)
+            shutil.rmtree(path, ignore_errors=True)
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint into model and learner. Raises DamagedCheckpoint."""
@@ -108,11 +107,8 @@ class Checkpoints:
                 self._load_learner(state, path)
             except DamagedCheckpoint as error:
                 found.pop()
-                then = (
-                    "an older one is taken"
-                    if found
-                    else "none is left, so the run starts again at its first step"
-                )
+                none = "none is left, so the run starts again at its first step"
+                then = "an older one is taken" if found else none
                 self.narrate(f"the checkpoint {path} is not whole ({error.why}): {then}")
             else:
                 if state["step"] != found[-1].step:  # killed between a `best` or `last` and its row
@@ -126,7 +122,7 @@ class Checkpoints:
         return {}
 
     def _list(self) -> list[CheckpointRow]:
-        return list(self.store.runs.checkpoints(self.run_id))
+        return self.store.runs.checkpoints(self.run_id)
 
     def _add(self, kind: str, folder: Path, step: int, best: float | None) -> None:
         with self.store.transaction():

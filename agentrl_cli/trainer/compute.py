@@ -29,11 +29,9 @@ class Team(Protocol):
     @property
     def config(self) -> Config:
         """The settings with which this process loads its model."""
-        ...
 
     def compute(self, config: Config, loaded: Loaded) -> ModelCompute:
         """Wait for the others and return the computation of all."""
-        ...
 
 
 class LearnerMaker(Protocol):
@@ -43,7 +41,6 @@ class LearnerMaker(Protocol):
         self, loaded: Loaded, folder: Path, hooks: HookList, report: Callable[[str], None]
     ) -> PolicyLearner:
         """Return the learner. `folder` is the run's; `report` logs a sentence that the user should read."""
-        ...
 
 
 def find_learner(config: Config) -> LearnerMaker | None:
@@ -82,5 +79,4 @@ def frozen_reference(config: MemorySettings, folder: Path, model: nn.Module) -> 
     bare = hasattr(model, "disable_adapter") and not adapted
     if not config.algo.kl.coef or config.algo.kl.ref_ema or bare:
         return None
-    reference: nn.Module = copy.deepcopy(model).requires_grad_(False).eval()
-    return reference
+    return copy.deepcopy(model).requires_grad_(False).eval()

@@ -15,9 +15,8 @@ from agentrl_cli.config import TrainConfig
 from agentrl_cli.reports.course import WINDOW
 from agentrl_cli.reports.diagnosis import RULES, diagnose
 from agentrl_cli.reports.evidence import LEAST, Evidence, describe_change
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import CheckpointRow, RunRow, Store
 from agentrl_cli.store.journal import HEALED
-from agentrl_cli.store.rows import CheckpointRow
 from agentrl_cli.trainer.checkpoints import Checkpoints
 
 MOST = 3

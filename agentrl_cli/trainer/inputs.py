@@ -38,7 +38,6 @@ _INSTALLED = (
     Path(__file__).resolve().parent.parent,
     *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")),
 )
-_PACKAGES = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,7 @@ class Inputs:
             yield f"{_rows(len(missing))} fewer"
         if new:
             yield f"{_rows(len(new))} more"
-        moved = [name for name in before if name not in missing] != [
-            name for name in now if name not in new
-        ]
+        moved = [n for n in before if n not in missing] != [n for n in now if n not in new]
         if moved:
             yield "the rows are in another order"
         if missing or new or moved:
@@ -184,7 +181,7 @@ def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
         found = real(name) if os.path.islink(name) else os.path.join(real(folder), file)
         if name.endswith(".py") and found.startswith(within):
             path = Path(found)
-            installed = _PACKAGES & set(path.parts) or any(
+            installed = {"site-packages", "dist-packages"} & set(path.parts) or any(
                 path.is_relative_to(place) for place in _INSTALLED
             )
             if not installed and path.is_file():
@@ -217,14 +214,10 @@ def _hash_file(path: Path) -> str | None:
     """Return the hash of a file; None for a word that names none, or one that cannot be read."""
     try:
         with path.resolve().open("rb") as file:
-            return hashlib.file_digest(
-                file, functools.partial(hashlib.blake2b, digest_size=DIGITS // 2)
-            ).hexdigest()
-    except (
-        OSError,
-        ValueError,
-    ):  # an agent's command may hold any text: too long for a name, with a NUL
+            made = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGITS // 2))
+    except (OSError, ValueError):  # an agent's command may hold any text: too long, with a NUL
         return None
+    return made.hexdigest()
 
 
 def _rows(count: int) -> str:

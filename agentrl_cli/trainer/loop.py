@@ -198,12 +198,14 @@ class Trainer:
             baselines = greedy_rewards(
                 await self.greedy.attempts(groups, self.collector.tasks, step)
             )
-            trained = [e for group in groups for e in group if facts[e.id] is Fact.TRAINED]
             facts |= {
-                e.id: Fact.SKIPPED_NO_BASELINE for e in trained if e.group_id not in baselines
+                e.id: Fact.SKIPPED_NO_BASELINE
+                for group in groups
+                for e in group
+                if facts[e.id] is Fact.TRAINED and e.group_id not in baselines
             }
-        kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
-        kept = [group for group in kept if group]
+        trained = ([e for e in group if facts[e.id] is Fact.TRAINED] for group in groups)
+        kept = [group for group in trained if group]
         if self.hooks and kept:
             batch = Batch.from_episodes([episode for group in kept for episode in group])
             await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)
@@ -224,12 +226,10 @@ class Trainer:
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
-        known = next(
-            (row for row in self.store.runs.evals(self.run.id) if row.step == self.step), None
-        )
-        if known is not None:  # killed since: perhaps before the step had it
-            self._note_rate(known.pass_rate)
-            await self._keep_if_best(known.pass_rate)
+        known = [row for row in self.store.runs.evals(self.run.id) if row.step == self.step]
+        if known:  # killed since: perhaps before the step had it
+            self._note_rate(known[0].pass_rate)
+            await self._keep_if_best(known[0].pass_rate)
             return None
         config = self.config
         self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)

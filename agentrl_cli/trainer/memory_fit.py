@@ -32,12 +32,10 @@ def fit(
 
     `gpu_bytes`: as in `plan`. `quantised`: whether this machine can load a base in 8 or 4 bits.
     """
-    found: tuple[MemorySettings, Plan] | None = None
     for start in _variants(MemorySettings.of(settings), quantised=quantised):
         found = _shrunk(start, folder, gpu_bytes)
         if found[1].fits:
             break
-    assert found is not None
     return found
 
 
@@ -85,15 +83,14 @@ def _shrunk(
             config.train.token_budget,
             config.rollout.max_tokens,
         )
-        more_rows = rows > LEAST_ROWS and not config.deterministic
-        more_tokens = (
-            tokens > longest
-        )  # an episode is one row, so a smaller budget would save nothing
         sampling = sum(found.rollout.values()) > found.available
         updating = sum(found.update.values()) > found.available
-        if found.fits or not ((sampling and more_rows) or (updating and more_tokens)):
+        fewer_rows = sampling and rows > LEAST_ROWS and not config.deterministic
+        # An episode is one row, so a smaller budget than the longest would save nothing.
+        fewer_tokens = updating and tokens > longest
+        if not (fewer_rows or fewer_tokens):
             return config, found
-        if sampling and more_rows:
+        if fewer_rows:
             config = config.replace(rollout={"concurrency": max(LEAST_ROWS, rows // 2)})
-        if updating and more_tokens:
+        if fewer_tokens:
             config = config.replace(train={"token_budget": max(longest, tokens // 2)})

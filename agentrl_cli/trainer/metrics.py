@@ -153,16 +153,12 @@ def _descends(pid: int, parents: Mapping[int, tuple[int, float]]) -> bool:
     me, at = os.getpid(), pid
     while at in parents and at != me:
         at = parents[at][0]
-        if at == me:
-            return True
-    return False
+    return at == me and pid != me
 
 
 def _cut(episode: Episode) -> bool:
     reasons = [turn.stop_reason for turn in episode.turns if turn.stop_reason is not None]
-    return episode.outcome is Outcome.TRUNCATED_TOKENS or bool(
-        reasons and reasons[-1] is StopReason.LENGTH
-    )
+    return episode.outcome is Outcome.TRUNCATED_TOKENS or reasons[-1:] == [StopReason.LENGTH]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -183,7 +179,8 @@ def machine(device: str) -> dict[str, str]:
         found["memory"] = f"{size / 2**30:.1f} GiB"
     if device != "cpu" and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(device if device.startswith("cuda") else "cuda")
-    found["system"] = f"{platform.system()} {platform.machine()}"
-    found["python"] = sys.version.split()[0]
-    found["torch"] = torch.__version__
-    return found
+    return found | {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+    }

@@ -65,12 +65,9 @@ def find_teacher(
 def _local(
     name: str, config: TrainerSettings, loaded: Loaded, store: Store, base: Path
 ) -> nn.Module:
-    folder = model_folder(name, config.model, base=base, store=store)
-    named = (
-        folder
-        if (folder / "tokenizer.json").is_file()
-        else adapter_base(folder, config.model, base=base)
-    )
+    named = folder = model_folder(name, config.model, base=base, store=store)
+    if not (folder / "tokenizer.json").is_file():
+        named = adapter_base(folder, config.model, base=base)
     require_same_tokenizer(name, Tokenizer.load(named), loaded.chat.tokenizer)
     model = load_model(folder, config.model, base=base).requires_grad_(False).eval()
     share(model, loaded.model)
@@ -141,8 +138,7 @@ class Server:
         """Asks it about one text. Raises ConfigError for another tokenizer, PolicyError if it cannot answer."""
         self.options = options
         self.model = options.server_model or loaded.name
-        tokenizer = loaded.chat.tokenizer
-        ids = tokenizer.encode(PROBE)
+        ids = loaded.chat.tokenizer.encode(PROBE)
         (answer,) = self._ask([ids], lambda answer: part(choice_of(answer), "logprobs"))
         self._read(ids, answer)
         spelled = "".join(str(text) for text in items(answer.get("tokens"), "tokens")[: len(ids)])

@@ -8,6 +8,7 @@ and golden transcripts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import cast
 
 from agentrl_cli.chat.parsers.base import ParsedText, Parser
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL
@@ -55,8 +56,7 @@ cannot read what the template writes, one that can is used instead (`candidates`
 
 def load_parser(name: str) -> Parser:
     """Return a parser by name, `module:object` or entry point. Raises NotFound with the nearest name."""
-    parser: Parser = resolve("parsers", {**PARSERS, **offers("syntaxes")}, name)
-    return parser
+    return cast(Parser, resolve("parsers", {**PARSERS, **offers("syntaxes")}, name))
 
 
 def all_parsers() -> list[Parser]:

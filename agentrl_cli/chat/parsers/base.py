@@ -42,11 +42,9 @@ class Parser(Protocol):
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         """Split an assistant turn (no stop token). Never raises; a bad call carries its `error`."""
-        ...
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return a call in this syntax, complete with its markers."""
-        ...
 
 
 def call(
@@ -150,12 +148,9 @@ def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
 
 def kind(value: Any) -> str:
     """Return the JSON name of a value's type, with its article."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
     names: tuple[tuple[type, str], ...] = (
-        (str, "a string"), (int, "an integer"), (float, "a number"), (list, "an array"), (dict, "an object"),
+        (type(None), "null"), (bool, "a boolean"), (str, "a string"), (int, "an integer"), (float, "a number"),
+        (list, "an array"), (dict, "an object"),
     )  # fmt: skip
     return next((name for type_, name in names if isinstance(value, type_)), type(value).__name__)
 

@@ -33,9 +33,6 @@ from agentrl_cli.chat.parsers.base import (
 )
 from agentrl_cli.types import ToolCall, ToolSchema
 
-OWN_ID = re.compile(r"[\w.:\-]{1,64}")
-"""An id that a model may give to its call."""
-
 
 def write_call(written: str, name: str, arguments: Mapping[str, Any]) -> str:
     """Return a call in the format `written`, with `{name}` and `{arguments}`, or `{call}` for the object of both."""
@@ -55,13 +52,13 @@ def read_after(head: re.Pattern[str], error: str) -> Read:
         if found is None or not name:
             return call(raw=raw, error=error)
         id_ = (found.groupdict().get("id") or "").strip()
-        return call_with(name, raw[found.end() :], raw, id_ if OWN_ID.fullmatch(id_) else "")
+        own = re.fullmatch(r"[\w.:\-]{1,64}", id_)
+        return call_with(name, raw[found.end() :], raw, id_ if own else "")
 
     return read
 
 
 SEP = "<｜tool▁sep｜>"
-FENCED = re.compile(r"\s*(\S+)\s*```(?:json)?\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def _read_deepseek(raw: str, tools: Sequence[ToolSchema] = ()) -> ToolCall:
@@ -70,7 +67,7 @@ def _read_deepseek(raw: str, tools: Sequence[ToolSchema] = ()) -> ToolCall:
     if not found:
         return call(raw=raw, error=f"{SEP} between type and name is missing")
     if name == "function":
-        fenced = FENCED.fullmatch(tail)
+        fenced = re.fullmatch(r"(?s)\s*(\S+)\s*```(?:json)?\n(.*?)\n?```\s*", tail)
         if not fenced:
             name = tail.split("\n", 1)[0].strip()
             return call(
@@ -169,7 +166,6 @@ MISTRAL = MistralParser()
 
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-_ENDS = re.compile(r"<\|(?:end|call|return)\|>")
 RECIPIENT = re.compile(r"\bto=(\S*?)(?=<\||\s|$)")
 _ROLE = re.compile(rf"\A(?:{re.escape(_START)})?assistant(?=[\s<])")
 """Begins every message of a turn but the first, whose header is in the generation prompt."""
@@ -186,7 +182,7 @@ class HarmonyParser:
         calls: list[ToolCall] = []
         answers: list[str] = []
         thinking: list[str] = []
-        for part in _ENDS.split(text):
+        for part in re.split(r"<\|(?:end|call|return)\|>", text):
             part = _ROLE.sub("", part)
             header, opened, body = part.partition(_MESSAGE)
             recipient = RECIPIENT.search(header)
