@@ -128,7 +128,7 @@ def _try(
     cause = first_fault(diagnose(dataclasses.replace(evidence, tasks=known)))
     if not as_json:
         solved = f"{name} solved {found.solved} of {found.rollouts} rollouts ({found.tasks} tasks)"
-        failed = ", ".join(f"{text} {number}×" for text, number, _ in reasons(episodes)[:4])
+        failed = "; ".join(f"in {number}, {text}" for text, number, _ in reasons(episodes)[:4])
         others = f"the others: {failed}" if failed else ""
         for line in (solved, others, summary(found), cause.line if cause else ""):
             if line:

@@ -74,8 +74,8 @@ GENERIC = {
     "code": 3,
     "enum": 6,
     "boolean": 4,
-    "integers": 4,
-    "words": 2,
+    "integers": 14,
+    "words": 4,
 }
 """Kind of a parameter with a drawn name → how often."""
 DESCRIPTIONS = ("The {w}.", "{w}.", "How many {w}s.", "Number of {w}s.", "{w} of it.", "Its {w}.")

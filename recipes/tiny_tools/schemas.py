@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .values import KINDS, Value, draw
-from .words import chinese, identifier, word, words_in
+from .words import HELD_OUT, Naming, chinese, identifier, word, words_in
 
 Schema = dict[str, Any]
 
@@ -79,12 +79,15 @@ class Tool:
 
 
 def invent(
-    rng: random.Random, kinds: Sequence[str] | None = None, taken: Sequence[str] = ()
+    rng: random.Random,
+    kinds: Sequence[str] | None = None,
+    taken: Sequence[str] = (),
+    naming: Naming | None = None,
 ) -> Tool:
     """A tool with parameters of these kinds, by default of up to four that are drawn; `taken` names are avoided."""
-    name = identifier(rng)
-    while name in taken:
-        name = identifier(rng)
+    name = ""
+    while not name or name in taken or name.lower() in HELD_OUT:
+        name = naming(word(rng), word(rng)) if naming else identifier(rng)
     if kinds is None:
         count = rng.choices((0, 1, 2, 3, 4), (2, 50, 30, 13, 5))[0]
         kinds = [draw(rng).kind for _ in range(count)]

@@ -17,6 +17,7 @@ from .rows import Message, Row, call, prompt, result, say
 from .schemas import Tool, invent
 from .task_row import CHINESE, make_row
 from .values import draw, result_text
+from .words import name_alike
 
 Round = tuple[str, list[Message]]
 """A question, and the turns that it gets."""
@@ -78,9 +79,10 @@ Session = tuple[list[Tool], Callable[[], Round]]
 def _alike(rng: random.Random, zh: bool) -> Session:
     """Two to five tools that take the same arguments: the question's words alone show which."""
     kinds = rng.choice(ALIKE)
+    naming = name_alike(rng) if rng.random() < 0.4 else None
     tools: list[Tool] = []
     for _ in range(rng.choices((2, 3, 4, 5), (25, 35, 25, 15))[0]):
-        tools.append(invent(rng, kinds, [one.name for one in tools]))
+        tools.append(invent(rng, kinds, [one.name for one in tools], naming))
 
     def ask_next() -> Round:
         tool = rng.choice(tools).again(rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import games, mistakes, programs, sessions, tasks
+from . import chains, games, mistakes, programs, sessions, tasks
 from .rows import Row
 
 FAMILIES: dict[Callable[[random.Random], Row], float] = {
@@ -14,7 +14,7 @@ FAMILIES: dict[Callable[[random.Random], Row], float] = {
     tasks.choose: 4,
     tasks.from_list: 3,
     tasks.record: 5,
-    tasks.two_steps: 12,
+    tasks.two_steps: 6,
     tasks.parallel: 3,
     mistakes.corrected: 6,
     mistakes.fails: 2,
@@ -25,6 +25,7 @@ FAMILIES: dict[Callable[[random.Random], Row], float] = {
     programs.loaded: 3,
     programs.secret: 2,
     programs.function: 2,
+    chains.chain: 18,
     sessions.bound: 10,
     sessions.session: 18,
     games.play: 8,

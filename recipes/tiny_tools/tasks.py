@@ -205,15 +205,13 @@ def record(rng: random.Random) -> Row:
 
 def two_steps(rng: random.Random) -> Row:
     """The second call takes the first one's result, and perhaps a value of the question."""
-    first = invent(
-        rng, [rng.choice(("word", "name", "code", "integer", "text")), *more_kinds(rng, 0.15)]
-    )
+    source = rng.choice(("word", "name", "code", "integer", "text"))
+    first = invent(rng, [source, *more_kinds(rng, 0.15)])
     kind = rng.choice(("integer", "code", "word", "name", "date", "number"))
     second = invent(rng, [kind, *more_kinds(rng, 0.3)], [first.name])
     if rng.random() < 0.5 and first.about[0] not in [one.name for one in second.parameters]:
-        renamed = replace(
-            second.parameters[0], name=first.about[0]
-        )  # named by what the first tool returns
+        # Named by what the first tool returns.
+        renamed = replace(second.parameters[0], name=first.about[0])
         second = (
             replace(second, parameters=(renamed, *second.parameters[1:]))
             if first.about[0].isascii()
@@ -231,7 +229,10 @@ def two_steps(rng: random.Random) -> Row:
         part = f"{inner} {rng.choice(('of', 'for', 'of the', 'that has', 'with'))} {shown}"
         question = ask(rng, second, False, {between.name: part})
     else:
-        question = f"{ask(rng, first, False).rstrip('?.')}, then {ask(rng, second, False, {between.name: 'that'})}"
+        opening = ask(rng, first, False)
+        if not opening.endswith(tuple(one.value.said for one in first.given)):
+            opening = opening.removesuffix("?").removesuffix(".")
+        question = f"{opening}, then {ask(rng, second, False, {between.name: 'that'})}"
     steps = [call((first.name, first.arguments)), result(first.name, str(between.value.json))]
     turns = [
         *steps,

@@ -96,7 +96,9 @@ def clock(rng: random.Random) -> Value:
 def code(rng: random.Random) -> Value:
     """Capitals and digits, a word with a number, a file's name, an address."""
     form = rng.random()
-    if form < 0.35:
+    if form < 0.1:
+        text = f"{rng.choice(LETTERS)}{rng.randint(0, 99)}"
+    elif form < 0.35:
         text = "".join(rng.choice(LETTERS + "0123456789") for _ in range(rng.randint(3, 7)))
     elif form < 0.55:
         text = f"{rng.choice(LETTERS)}{rng.choice(LETTERS)}-{rng.randint(1, 9999)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
 ENGLISH = tuple(
     """
@@ -160,3 +161,26 @@ def identifier(rng: random.Random) -> str:
             name = rng.choice(VERBS).split("_")[0] + word(rng).capitalize()
         if name.lower() not in HELD_OUT:
             return name
+
+
+Naming = Callable[[str, str], str]
+"""The name of a tool, from the words for what it returns and what it takes."""
+
+
+def name_alike(rng: random.Random) -> Naming:
+    """Return how the tools of one module are named: by what they return and take."""
+    form, verb = rng.random(), rng.choice(VERBS)
+    link = rng.choice(("of", "of", "of", "for", "by", "in"))
+    if form < 0.35:
+        return lambda returns, takes: f"{returns}_{link}"
+    if form < 0.6:
+        return lambda returns, takes: f"{verb}_{returns}"
+    if form < 0.7:
+        return lambda returns, takes: f"{verb.split('_')[0]}{returns.capitalize()}"
+    if form < 0.8:
+        return lambda returns, takes: f"{returns}_{link}_{takes}"
+    if form < 0.87:
+        return lambda returns, takes: returns
+    if form < 0.93:
+        return lambda returns, takes: f"{takes}_{returns}"
+    return lambda returns, takes: identifier(rng)
