@@ -62,7 +62,7 @@ PER_EPISODE = {"on_rollout_start", "on_trace_start", "on_sample", "on_trace_end"
 ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
 
 HOOKS: dict[str, str | object] = {"jsonl": "agentrl_cli.hooks.loggers:JsonlLogger"}
-LOGGERS = HOOKS
+LOGGERS = {**HOOKS}
 
 log = logging.getLogger("agentrl.hooks")
 

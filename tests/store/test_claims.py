@@ -204,6 +204,7 @@ def test_a_frozen_trainer_is_not_robbed_and_a_killed_one_is(
             assert only_run(store).holder == run.holder and not out.exists()
     finally:
         os.kill(pid, signal.SIGKILL)
+        trainer.end()
     code, output = spawn(project, "train", "--resume", "last")
     assert code == 0, output
     assert ending(project) == whole
@@ -240,6 +241,7 @@ def test_two_evaluations_of_the_same(tmp_path: Path, model: Path) -> None:
     code, output = spawn(project, *asked)
     assert code == 2 and f"is in use by agentrl eval (process {pid}" in output, output
     os.kill(pid, signal.SIGKILL)
+    first.end()
     code, output = spawn(project, *asked)
     assert code == 0, output
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
