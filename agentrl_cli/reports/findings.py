@@ -8,7 +8,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Any
 
 import numpy as np
@@ -162,6 +162,10 @@ def tools(e: Evidence) -> Hit | None:
     # messages that differ in their arguments alone are one error
     stems = [f"{name} {re.sub(r'[^A-Za-z ]', '', text)[:24]}" for name, text in kinds]
     ((stem, number),) = Counter(stems).most_common(1)
+    # Many different errors about arguments that the model made up are its own, not the tool's.
+    given = sum(not _foreign_words(*item[:2]) for item in raised)
+    if number < HALF * len(raised) and given < HALF * len(e.results):
+        return None
     (tool, text), at = next((kind, n) for n, kind in enumerate(kinds) if stems[n] == stem)
     words = {
         "count": number,
@@ -196,8 +200,9 @@ def arguments(e: Evidence) -> Hit | None:
 
 
 def _foreign_words(one: Episode, call: Any) -> bool:
-    """Whether an argument has words that do not stand in the texts that the model was given."""
-    read = [m for turn in one.turns if turn.role != "assistant" for m in turn.messages]
+    """Whether an argument has words that do not stand in the texts that the model was given before the call."""
+    before = takewhile(lambda turn: call not in turn.calls, one.turns)
+    read = [m for turn in before if turn.role != "assistant" for m in turn.messages]
     given = " ".join(message_lines(read)).lower()
     values = [str(value).lower() for value in (call.arguments or {}).values()]
     return any(word not in given for value in values for word in re.findall(r"\w+", value))

@@ -38,6 +38,7 @@ from tests.reports.planted import (
     RAISED,
     RIGHT,
     attempt,
+    call,
     case,
     rate,
     steps,
@@ -119,6 +120,17 @@ def test_a_tool_error_comes_with_its_text_and_count() -> None:
     assert "agentrl tools call pallets" in found.command and '"site": "Molde"' in found.command
     some = [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]
     assert not diagnose(case(steps(FLAT), some)), "too few to say anything"
+    invented = ("roin", "sable", "quarn", "tolb", "vesk", "mirn", "dakel", "pruse", "fonda")
+    wrong = [
+        attempt(
+            n,
+            call=call(item=word, site="Molde"),
+            result=replace(RAISED, text=f"KeyError: ('{word}', 'Molde')"),
+        )
+        for n, word in enumerate(invented)
+    ]
+    found = first_fault(diagnose(case(steps(FLAT), wrong)))
+    assert found is not None and found.name == "arguments", "the tool is not to blame"
 
 
 def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
