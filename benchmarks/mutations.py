@@ -51,8 +51,8 @@ MUTATIONS = (
     ),
     Mutation(
         "inference: the oldest request is preempted",
-        "last = max(self.running, key=lambda r: r.order)",
-        "last = min(self.running, key=lambda r: r.order)",
+        "self._preempt(max(self.running, key=lambda r: r.order))",
+        "self._preempt(min(self.running, key=lambda r: r.order))",
         "inference/test_engines.py",
     ),
     Mutation(

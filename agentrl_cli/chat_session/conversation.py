@@ -278,7 +278,7 @@ class Conversation(LoopAttempt):
             text.turns[-1] = replace(text.turns[-1], reward=None)
         notes: Sequence[str] = await self.env.back(text.answers - unanswered)
         if notes and self.make_env is not None and not isinstance(self.env, ToolEnv):
-            # It cannot roll back: the turns are replayed to a new one
+            # It cannot roll back: the turns are replayed to a new one.
             await self.env.close()
             self.env = await self.make_env(self.job.task)
             await open_world(self.env, self.job.task)

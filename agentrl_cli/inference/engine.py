@@ -118,10 +118,12 @@ class Scheduler:
         short = [r for r in self.running if len(r.block_table) * BLOCK < r.length]
         for request in sorted(short, key=lambda r: r.order):
             while request in self.running and not self.cache.reserve(request):
-                last = max(self.running, key=lambda r: r.order)
-                self.remove(last)
-                self.preempted.append(last)
-                self.preemptions += 1
+                self._preempt(max(self.running, key=lambda r: r.order))
+
+    def _preempt(self, request: Request) -> None:
+        self.remove(request)
+        self.preempted.append(request)
+        self.preemptions += 1
 
     def finish(self, request: Request) -> None:
         """A turn is over: its blocks stay for the next turn of its episode."""

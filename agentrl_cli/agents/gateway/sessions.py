@@ -104,7 +104,7 @@ class Sessions:
                 code="episode_not_found",
                 hint="Use its base_url or key.",
             )
-        # Keyed by the messages before the first answer, and the tools
+        # Keyed by the messages before the first answer, and the tools.
         first = list(takewhile(lambda message: message["role"] != "assistant", request.messages))
         prompt = request.prompt[:64] if request.prompt else ""
         text = canonical([prompt, first, list(request.tools)]).encode("utf-8", "surrogatepass")
