@@ -126,15 +126,19 @@ def parser(e: Evidence) -> Hit | None:
     return Hit(1.0, words={"text": e.foreign.partition(" If the model")[0], "parser": name})
 
 
-def malformed(e: Evidence) -> Hit | None:
-    errors = [
-        (one, short(c.error)) for one in e.graded for t in one.turns for c in t.calls if c.error
-    ]
-    share = len({one.id for one, _ in errors}) / max(ENOUGH, len(e.graded))
-    if share < HALF:
-        return None
-    ((text, number),) = Counter(text for _, text in errors).most_common(1)
-    return Hit(share, HALF, errors[0][0].id, {"text": text, "count": number})
+def malformed(*, read: bool) -> Find:
+    """Find calls of which most do not fit their tool, or (`read` false) cannot be read: a syntax explains those."""
+
+    def find(e: Evidence) -> Hit | None:
+        bad = [(one, c) for one in e.graded for t in one.turns for c in t.calls if c.error]
+        share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded))
+        fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
+        if share < HALF or fitting is not read:
+            return None
+        ((text, number),) = Counter(short(call.error) for _, call in bad).most_common(1)
+        return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
+
+    return find
 
 
 def errors(e: Evidence) -> Hit | None:

@@ -25,11 +25,12 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
-from agentrl_cli.types import Task
+from agentrl_cli.types import Task, ToolCall
 from tests.guards.test_recommended import commands_in, problem_of
 from tests.helpers.cli import Cli
 from tests.helpers.train import trainer_of
 from tests.reports.planted import (
+    BAD,
     BOLTS,
     CONFIG,
     FLAT,
@@ -131,6 +132,17 @@ def test_a_tool_error_comes_with_its_text_and_count() -> None:
     ]
     found = first_fault(diagnose(case(steps(FLAT), wrong)))
     assert found is not None and found.name == "arguments", "the tool is not to blame"
+
+
+def test_calls_that_are_read_but_do_not_fit_are_no_matter_of_the_parser() -> None:
+    unread = first_fault(diagnose(PLANTED["malformed"]))
+    assert unread is not None and "a call that cannot be parsed" in unread.text
+    assert "set model.chat.parser" in unread.advice
+    short = ToolCall("c", "pallets", {"site": "Molde"}, "{}", 'argument "item" is missing')
+    misfits = [attempt(n, call=short, result=BAD) for n in range(9)]
+    found = first_fault(diagnose(case(steps([0.0]), misfits)))
+    assert found is not None and found.name == "malformed"
+    assert "a call that does not fit its tool" in found.text and "parser" not in found.words
 
 
 def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
