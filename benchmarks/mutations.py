@@ -129,8 +129,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning: GSPO's ratio is not averaged over the sequence",
-        "mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)",
-        "mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(max=1)",
+        "mean = sequence_mean(x.logp.detach() - x.old, x.segment)",
+        "mean = sequence_sum(x.logp.detach() - x.old, x.segment)",
         "learning/test_losses.py",
     ),
     Mutation(
@@ -147,8 +147,8 @@ MUTATIONS = (
     ),
     Mutation(
         "trainer: the oldest checkpoints stay",
-        "for checkpoint in [c for c in old[: -self.config.save.keep] if c.path != besides]:",
-        "for checkpoint in [c for c in old[self.config.save.keep :] if c.path != besides]:",
+        "for path in [c.path for c in old[: -self.config.save.keep] if c.path != besides]:",
+        "for path in [c.path for c in old[self.config.save.keep :] if c.path != besides]:",
         "trainer/test_trainer.py trainer/test_resume.py",
     ),
     Mutation(

@@ -112,7 +112,7 @@ RULES: tuple[Rule, ...] = (
          "If this is the model's syntax, set model.chat.parser; else show it well-formed calls first.", WARM),
     Rule("malformed", "calls", "warn", find.malformed(read=True),
          "{value:.0%} of the episodes hold a call that does not fit its tool, most often: {text} ({count}×).",
-         "Training mends it where some calls fit; else show the model right calls first.", WARM),
+         "Training fixes it where some calls fit; else show the model right calls first.", WARM),
     Rule("truncated", "calls", "warn", find.over("completions/clipped_ratio", 0.5, "TRUNC"),
          "{value:.0%} of the episodes end at a token limit, and are graded unfinished.",
          "Raise rollout.max_new_tokens or rollout.max_tokens, or set algo.length_penalty.overlong.",

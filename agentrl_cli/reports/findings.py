@@ -135,7 +135,7 @@ def malformed(*, read: bool) -> Find:
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
         if share < HALF or fitting is not read:
             return None
-        ((text, number),) = Counter(short(call.error) for _, call in bad).most_common(1)
+        ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
 
     return find

@@ -1,4 +1,4 @@
-"""Generated pages are current, every command is in them, and the pictures are there."""
+"""Generated pages are current, every command is in them, the pictures are there, and mutations their lines."""
 
 import re
 from pathlib import Path
@@ -61,6 +61,15 @@ def test_the_table_of_libraries_names_files_that_exist() -> None:
     page = (DOCS / "libraries.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:agentrl_cli|sandbox|tests)/[^`]*)`", page)
     assert len(named) > 20 and [name for name in named if not (DOCS.parent / name).exists()] == []
+
+
+def test_every_mutation_has_its_line_and_its_tests() -> None:
+    module = load_file(DOCS.parent / "benchmarks" / "mutations.py")
+    for one in module.MUTATIONS:
+        assert module.place_of(one, DOCS.parent).is_file()
+        assert [
+            name for name in one.tests.split() if not (DOCS.parent / "tests" / name).exists()
+        ] == []
 
 
 def test_every_picture_is_there_and_shown_and_asks_for_nothing() -> None:
