@@ -22,9 +22,10 @@ import inspect
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -247,12 +248,19 @@ def _needs_loop(error: BaseException | None) -> bool:
 
 TICK = 0.25
 """Seconds after which a limit looks at the clock again."""
+READ = 0.05
+"""Seconds for which the slowness that was read counts: every tool call and grade of an episode asks for it."""
 MOST = 100.0
 """A limit lasts at most so many times its seconds, however busy the machine is: what hangs ends."""
 
 
 def slowness() -> float:
     """Return how many times as long as alone a program takes now: those that want to run, by processors; at least 1."""
+    return _read_slowness(int(time.monotonic() / READ))
+
+
+@lru_cache(maxsize=1)
+def _read_slowness(_: int) -> float:
     try:
         with open("/proc/loadavg", encoding="ascii") as file:
             wanting = float(file.read().split()[3].partition("/")[0])
