@@ -53,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
     tempfile.tempdir = None  # read TMPDIR again
+    if "popen" in config.getoption("tx", []):  # with `-n`: a worker is a process of this machine
+        from tests.helpers.workers import fork_workers
+
+        given = {"popen": f"popen//python={fork_workers(str(folder))}"}
+        config.option.tx = [given.get(spec, spec) for spec in config.option.tx]
 
 
 def pytest_collection_finish() -> None:
@@ -60,6 +65,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 10, 10)  # a tenth of a test's time went into looking for garbage
 
 
+@pytest.hookimpl(trylast=True)  # the workers end first
 def pytest_sessionfinish() -> None:
     """Kill what failed tests have left: the interpreter would wait for it, and a stopped process never ends."""
     for process in multiprocessing.active_children():

@@ -11,6 +11,7 @@ from agentrl_cli import Config, Store, load_config
 from agentrl_cli.commands.budget import choose, describe_budget, parse_time, set_by_user
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import UsageError
+from agentrl_cli.registry.plugins import offers, spread_settings
 from tests.helpers.train import spawn, write_project
 from tests.trainer.test_resume import only_run
 
@@ -84,7 +85,11 @@ def test_the_choice_is_printed_stored_and_left_alone_by_a_resume(
     tmp_path: Path, model: Path
 ) -> None:
     project = write_project(tmp_path / "project", model, rollout={"max_new_tokens": 1})
-    code, said = spawn(project, "train", "--budget", "10m", "--steps", "2", "--json")
+    if spread_settings():  # two processes, unless the user says otherwise
+        code, said = spawn(project, "train", "--budget=10m", "--set=cluster.worker_gpus=0.5")
+        assert code == 2 and "a process takes whole GPUs" in said, said
+    here = [f"--set={key}={default}" for key, (default, _) in offers("spread").items()]
+    code, said = spawn(project, "train", "--budget", "10m", "--steps", "2", "--json", *here)
     assert code == 0, said
     lines = [line.split()[0] for line in said.splitlines() if line.strip()]
     assert [one for one in lines if one in ("budget", "found", "chosen", "time")] == [

@@ -194,7 +194,10 @@ PRELOADED = [
     "tests.helpers.train",
     "agentrl_cli.trainer",
     "agentrl_cli.commands.train",
+    "agentrl_cli.trainer.resume",
     "agentrl_cli.sandbox",
+    "agentrl_cli.agents.runners",
+    "peft",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "tests.helpers.train_warm",
@@ -279,11 +282,18 @@ def agentrl_process(
     if before is not None:
         before()
     sys.argv[1:] = args  # what a command starts again
+    with as_program():
+        sys.exit(main(args))
+
+
+@contextmanager
+def as_program() -> Iterator[None]:
+    """Run what is registered to run at the end of a program, which multiprocessing leaves out."""
     atexit._clear()  # of the process that this one was forked from
     try:
-        sys.exit(main(args))
+        yield
     finally:
-        atexit._run_exitfuncs()  # as at the end of a program; multiprocessing leaves that out
+        atexit._run_exitfuncs()
 
 
 def as_bytes(value: Any) -> Any:
