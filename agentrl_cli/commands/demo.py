@@ -75,7 +75,7 @@ def command(
     evaluate.command(models=models, attempts=attempts, work=WorkOptions(project=folder))
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
-        (f"cd {folder}", ""),
+        (f"cd {shlex.quote(str(folder))}", ""),
         ("agentrl replay best", "an episode, token by token"),
         ("agentrl watch", "the curves of the run"),
         ("agentrl chat", "talk to the agent; `agentrl ls` lists every episode"),

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,11 +18,15 @@ from agentrl_cli.commands.common import (
     echo,
     echo_json,
     narrate,
+    warn,
 )
 from agentrl_cli.commands.options import ForceOption, ProjectOptions, plugin_settings
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.models.output_lock import writing
 from agentrl_cli.registry import resolve
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
 
 SourceArgument = Annotated[
     str,
@@ -68,14 +72,10 @@ def command(
         from agentrl_cli.models.merge import merge
         from agentrl_cli.reports.model_card import model_card
         from agentrl_cli.store import Store
-        from agentrl_cli.store.checkpoint_names import full_name
 
         opened = Store.open(context.db, readonly=True) if context.db.is_file() else nullcontext()
         with opened as store:
-            full = full_name(store, name, run) if store is not None else name
-            if full is None:
-                hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"
-                raise NotFound("Nothing was trained here yet.", hint=hint)
+            full = _name_checkpoint(store, name, run)
             done = merge(
                 full,
                 target.expanduser(),
@@ -93,6 +93,19 @@ def command(
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"
             narrate(f"{full}: {what}, {done.dtype}. Try it: agentrl chat --model {done.folder}")
+
+
+def _name_checkpoint(store: Store | None, name: str | None, run: str | None) -> str:
+    """Return the full name of the checkpoint to write. Raises NotFound if nothing was trained."""
+    from agentrl_cli.store.checkpoint_names import explain_best, full_name
+
+    full = full_name(store, name, run) if store is not None else name
+    if full is None:
+        hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"
+        raise NotFound("Nothing was trained here yet.", hint=hint)
+    if store is not None and (doubt := explain_best(store, full)):
+        warn(doubt)
+    return full
 
 
 def _write_forms(folder: Path) -> list[str]:

@@ -199,6 +199,7 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     from agentrl_cli.reports.diagnosis import conclude, diagnose, first_fault
     from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
+    from agentrl_cli.store.checkpoint_names import explain_best
 
     again = f"agentrl train --resume {run.name}"
     away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
@@ -212,8 +213,11 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
         evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
         budget = store.journal.newest_event(run.id, "budget")
+        doubt = explain_best(store, f"{run.name}@best")
     for sentence in conclude(evidence):
         narrate(sentence)
+    if doubt:
+        narrate(doubt)
     if alerts:
         narrate(f"Alerts: {', '.join(alerts)}")
     if budget and run.status == "finished":

@@ -73,8 +73,10 @@ def _print_walk(run: RunRow, evidence: Evidence, json: bool) -> None:
         healed, rest = evidence.changes, {"finding": finding, "next": following, "stages": stages}
         return echo_json({"run": run.name, "summary": summary, "healed": healed, **rest})
     echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
+    if cause is None and not evidence.steps:
+        return echo("No step is done yet: there is nothing to judge.")
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
-        echo(f"  {one.stage:<10}  ok")
+        echo(f"  {one.stage:<10}  {one.level}{f'  {one.text}' * one.fault}")
     if cause is not None:
         echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
     else:

@@ -11,7 +11,7 @@ from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.evaluate.run import HELDOUT, Settings, pick_tasks
 from agentrl_cli.models.load import model_folder
 from agentrl_cli.store import Store
-from agentrl_cli.store.checkpoint_names import full_name, trained_by
+from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
 from agentrl_cli.tasks import load_packs
 from agentrl_cli.types import Task
 
@@ -106,6 +106,8 @@ def _base_and_checkpoint(
     checkpoint = full_name(store, request.checkpoint, request.run)
     origin = trained_by(store, checkpoint)
     within = request.run or (origin[0].name if origin else None)
+    if doubt := explain_best(store, checkpoint):
+        narrate(doubt)
     if checkpoint is None and request.checkpoint is None:
         narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
     compare_to = request.compare_to or "base"

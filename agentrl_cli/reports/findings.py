@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.reports.evidence import Evidence, answer_of
-from agentrl_cli.rollout.flags import TOOL_FAULTS, find_flags, short
+from agentrl_cli.reports.evidence import Evidence, answer_of, plain
+from agentrl_cli.rollout.flags import CALLED_WRONGLY, TOOL_FAULTS, find_flags, short
 from agentrl_cli.store.queries import message_lines
-from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason
+from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason, ToolCall, ToolResult
 
 LIMITS = {
     Outcome.TIMEOUT: "rollout.timeout.episode",
@@ -127,13 +127,17 @@ def parser(e: Evidence) -> Hit | None:
 
 
 def malformed(*, read: bool) -> Find:
-    """Find calls of which most do not fit their tool, or (`read` false) cannot be read: a syntax explains those."""
+    """Find calls of which most do not fit their tool, or (`read` false) cannot be read: a syntax explains those.
+
+    Training corrects calls that are read, but no grader that refuses right answers: that one is named instead.
+    """
 
     def find(e: Evidence) -> Hit | None:
         bad = [(one, c) for one in e.graded for t in one.turns for c in t.calls if c.error]
-        share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded))
+        masked = [one for one in e.episodes if one.outcome in FAULTS]  # their calls may have fitted
+        share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded) + len(masked))
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
-        if share < HALF or fitting is not read:
+        if share < HALF or fitting is not read or (read and grader(e) is not None):
             return None
         ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
@@ -157,37 +161,42 @@ def errors(e: Evidence) -> Hit | None:
 
 
 def tools(e: Evidence) -> Hit | None:
-    """Find failures of the tools themselves: a call that does not fit its schema is the model's own fault."""
-    raised = [item for item in e.results if item[2].error in TOOL_FAULTS]
-    share = len(raised) / max(ENOUGH, len(e.results))
+    """Find the tool that fails most: a call that does not fit its schema never reaches it."""
+    ran: dict[str, list[tuple[Episode, ToolCall, ToolResult]]] = defaultdict(list)
+    for item in e.results:
+        if item[2].error not in CALLED_WRONGLY:
+            ran[item[1].name].append(item)
+    hits = [hit for name, items in ran.items() if (hit := _failures(name, items))]
+    return max(hits, key=lambda hit: int(hit.words["of"]), default=None)
+
+
+def _failures(tool: str, ran: Sequence[tuple[Episode, ToolCall, ToolResult]]) -> Hit | None:
+    """Find failures in most of a tool's calls that are its own, not those of arguments that the model made up."""
+    raised = [item for item in ran if item[2].error in TOOL_FAULTS]
+    share = len(raised) / max(ENOUGH, len(ran))
     if share < HALF or len(raised) < ENOUGH:
         return None
-    kinds = [(call.name, short(result.text, 160).rstrip(".")) for _, call, result in raised]
+    texts = [short(result.text, 160).rstrip(".") for _, _, result in raised]
     # messages that differ in their arguments alone are one error
-    stems = [f"{name} {re.sub(r'[^A-Za-z ]', '', text)[:24]}" for name, text in kinds]
+    stems = [re.sub(r"[^A-Za-z ]", "", text)[:24] for text in texts]
     ((stem, number),) = Counter(stems).most_common(1)
-    # Many different errors about arguments that the model made up are its own, not the tool's.
     given = sum(not _foreign_words(*item[:2]) for item in raised)
-    if number < HALF * len(raised) and given < HALF * len(e.results):
+    if number < HALF * len(raised) and given < HALF * len(ran):
         return None
-    (tool, text), at = next((kind, n) for n, kind in enumerate(kinds) if stems[n] == stem)
-    words = {
-        "count": number,
-        "of": len(raised),
-        "tool": tool,
-        "text": text,
-        "arguments": json.dumps(raised[at][1].arguments),
-    }
-    return Hit(share, HALF, raised[at][0].id, words)
+    at = stems.index(stem)
+    found = {"count": number, "of": len(raised), "tool": tool, "text": texts[at]}
+    one, call, _ = raised[at]
+    return Hit(share, HALF, one.id, {**found, "arguments": json.dumps(call.arguments)})
 
 
 def arguments(e: Evidence) -> Hit | None:
     """Whether calls of attempts at unsolved tasks refer to anything that stands in the question."""
     solved = sum(one.solved for one in e.graded) / max(1, len(e.graded))
-    if solved > HARDLY or len(e.results) < ENOUGH:
+    ran = [item for item in e.results if item[2].error not in CALLED_WRONGLY]
+    if solved > HARDLY or len(ran) < ENOUGH:
         return None
-    wrong = [item for item in e.results if item[2].error is not None or _foreign_words(*item[:2])]
-    share = len(wrong) / len(e.results)
+    wrong = [item for item in ran if item[2].error is not None or _foreign_words(*item[:2])]
+    share = len(wrong) / len(ran)
     if share < HALF:
         return None
     one, call, result = wrong[0]
@@ -264,7 +273,13 @@ def reasons(episodes: Sequence[Episode]) -> list[tuple[str, int, str]]:
         if one.graded and flags and not one.solved:
             found[flags[0].name].append((flags[0].evidence, one.id))
         elif not one.solved:
-            text = "a wrong answer" if one.graded else str(one.outcome)
+            results = [result for turn in one.turns for result in turn.results]
+            copied = bool(results) and answer_of(one) == plain(results[-1].text)
+            text = f"a wrong answer{', the last that a tool gave' * copied}"
+            text = text if one.graded else str(one.outcome)
             found[text].append((text, one.id))
-    each = [(*same[0], len(same)) for same in found.values()]
-    return [(text, number, proof) for text, proof, number in sorted(each, key=lambda x: -x[2])]
+    listed = []
+    for same in found.values():  # calls of several tools may have one flag
+        ((text, _),) = Counter(text for text, _ in same).most_common(1)
+        listed.append((text, len(same), next(proof for said, proof in same if said == text)))
+    return sorted(listed, key=lambda item: -item[1])

@@ -47,6 +47,8 @@ LOOP_TOKENS = 32
 
 TOOL_FAULTS = {"exception", "timeout", "memory"}
 """Errors of a call that fit its schema: the tool failed, whatever it was asked."""
+CALLED_WRONGLY = {"bad_arguments", "unknown_tool"}
+"""Errors of a call that reached no tool."""
 _CUT = {
     Outcome.TRUNCATED_TOKENS: "it ran out of tokens",
     Outcome.TRUNCATED_TURNS: "it ran out of turns",
@@ -110,9 +112,9 @@ def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode],
 def _failed_calls(flag: str, errors: set[str], said: str, episode: Episode) -> Iterator[Flag]:
     """Yield a flag for calls that have one of some errors; `said` has places for {name}, {count} and {text}."""
     failed = [item for item in _pair_results(episode) if item[2].error in errors]
-    for turn, call, result in failed:
-        name = call.name if call else "a tool"
-        text = said.format(name=name, count=len(failed), text=short(result.text))
+    names = [call.name if call else "a tool" for _, call, _ in failed]
+    for name, (turn, _, result) in zip(names, failed, strict=True):
+        text = said.format(name=name, count=names.count(name), text=short(result.text))
         yield Flag(flag, text, turn.index)
 
 
@@ -230,7 +232,7 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "BADARG": partial(
         _failed_calls,
         "BADARG",
-        {"bad_arguments", "unknown_tool"},
+        CALLED_WRONGLY,
         "{name} was called wrongly {count}×: {text}",
     ),
     "NOTOOL": _no_tool,

@@ -9,8 +9,8 @@ from agentrl_cli.store import RunRow, Store
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
     """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
-    Other names are returned unchanged. None means the best one, or the last if none was evaluated; the result is None
-    if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
+    Other names are returned unchanged. None means the best one, or the last if nothing but the base was evaluated; the
+    result is None if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
     """
     if name not in (None, "best", "last", "base") and not name.isdigit():
         return name
@@ -23,8 +23,25 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
             f"No checkpoint {name!r}: nothing was trained yet in {store.path}.",
             hint="`agentrl train` trains.",
         )
-    kinds = {checkpoint.kind for checkpoint in store.runs.checkpoints(row.id)}
-    return f"{row.name}@{name or ('best' if 'best' in kinds else 'last')}"
+    if name is None:
+        best = [c.step for c in store.runs.checkpoints(row.id) if c.kind == "best"]
+        name = "best" if any(best) or (best and _has_been_evaluated(store, row)) else "last"
+    return f"{row.name}@{name}"
+
+
+def _has_been_evaluated(store: Store, run: RunRow) -> bool:
+    """Whether weights of a training were evaluated, beside those of its base."""
+    return any(row.step for row in store.runs.evals(run.id) if row.pass_rate is not None)
+
+
+def explain_best(store: Store, name: str | None) -> str:
+    """Return a warning if RUN@best are the weights that a training began with; empty for any other name."""
+    run, step = trained_by(store, name) or (None, 0)
+    if run is None or not run.step or step or not str(name).endswith("@best"):
+        return ""
+    better = "no later evaluation is better"
+    why = better if _has_been_evaluated(store, run) else "nothing was evaluated since"
+    return f"{name} is step 0, the untrained base: {why}. {run.name}@last has step {run.step}."
 
 
 def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:

@@ -263,7 +263,7 @@ def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:
     return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)
 
 
-_CHANGED = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CHANGED.old)
+_RETIRED = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CHANGED.old, Fact.SKIPPED_CUT)
 
 
 class Stats(Part):
@@ -283,17 +283,17 @@ class Stats(Part):
         """Return (group, pack, task, episodes that ended by themselves) of a run's groups after a step, by name."""
         sql = (
             "SELECT group_id, pack, task_id, count(*) FROM episodes WHERE run_id=? AND step>? AND kind=?"
-            " AND outcome<>? AND fact NOT IN (?,?) AND group_id IS NOT NULL GROUP BY group_id ORDER BY group_id"
+            " AND outcome<>? AND fact NOT IN (?,?,?) AND group_id IS NOT NULL GROUP BY group_id ORDER BY group_id"
         )
-        return self.file.select(sql, (run_id, step, kind, Outcome.CANCELLED, *_CHANGED))
+        return self.file.select(sql, (run_id, step, kind, Outcome.CANCELLED, *_RETIRED))
 
     def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
         """Return (pack, task, step, solved, graded) of a training's steps up to `until`; errors are left out."""
         return self.file.select(
             "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
-            f" AND step<=? AND fact NOT IN (?,?) AND outcome NOT IN ({_ERRORS})"
+            f" AND step<=? AND fact NOT IN (?,?,?) AND outcome NOT IN ({_ERRORS})"
             " GROUP BY step, pack, task_id ORDER BY step",
-            (run_id, until, *_CHANGED),
+            (run_id, until, *_RETIRED),
         )
 
     def tasks(self, run: str | None = None) -> list[tuple[Any, ...]]:

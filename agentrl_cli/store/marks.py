@@ -112,6 +112,10 @@ class Signals(Part):
         return _NO_PUSH if signals is None else signals.push
 
 
+RETIRED = "~"
+"""Stands in the names of groups whose episodes another group has replaced."""
+
+
 class Marks(Part):
     """Dispositions and advantages, drift, tags and notes."""
 
@@ -125,8 +129,14 @@ class Marks(Part):
                     (str(fact), known, episode),
                 )
 
-    def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
-        """Rename a group of a run to GROUP~2 and so on, with the fact SKIPPED_CHANGED: another may take its name.
+    def retire(
+        self,
+        run_id: str,
+        group: str,
+        episodes: Iterable[str] = (),
+        fact: Fact = Fact.SKIPPED_CHANGED,
+    ) -> int:
+        """Rename a group of a run to GROUP~2 and so on, with a fact that says why: another may take its name.
 
         With `episodes` only these leave the group, and those that were cancelled. Returns the number of episodes that
         had ended by themselves.
@@ -136,7 +146,7 @@ class Marks(Part):
         here = "WHERE group_id=?1 AND run_id=?2 AND (?3='[]' OR id IN (SELECT value FROM json_each(?3))"
         here += f" OR outcome='{Outcome.CANCELLED}')"
         with self.file.transaction() as conn:
-            names = (f"{group}~{n}" for n in itertools.count(2))
+            names = (f"{group}{RETIRED}{n}" for n in itertools.count(2))
             known = "SELECT 1 FROM groups WHERE id=? AND run_id=?"
             new = next(
                 name for name in names if conn.execute(known, (name, run_id)).fetchone() is None
@@ -148,7 +158,7 @@ class Marks(Part):
             )
             count = conn.execute(
                 f"UPDATE episodes SET fact=?4, advantage=NULL {here} AND kind='train' AND outcome<>?5",
-                (*of, ids, Fact.SKIPPED_CHANGED, Outcome.CANCELLED),
+                (*of, ids, fact, Outcome.CANCELLED),
             ).rowcount
             key = "run_id || '/' || step || '/' || ?4 || '/' || sample"
             conn.execute(f"UPDATE episodes SET group_id=?4, key={key} {here}", (*of, ids, new))

@@ -22,6 +22,7 @@ from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.rollout.greedy import SUFFIX
 from agentrl_cli.rollout.recorder import load_finished
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.marks import RETIRED
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Task
 
@@ -103,11 +104,23 @@ class Collector:
             rounds += 1
             missing = wanted - sum(self._has_signal(group) for group in groups)
         self.rounds[step + 1] = rounds
+        self._retire_rest(step, groups)
         if rounds > 1:
             self.narrate(
                 f"step {step + 1}: {len(groups) - wanted} more groups sampled for {wanted - missing} with signal"
             )
         return groups
+
+    def _retire_rest(self, step: int, groups: Sequence[Sequence[Episode]]) -> None:
+        """Take attempts out of a step's groups that an earlier process made for larger groups, or more of them."""
+        used = {episode.id for group in groups for episode in group}
+        rest: dict[str, list[str]] = {}
+        for key, episode_id in self.store.episodes.find_finished(self.run.id, step + 1).items():
+            group = key.split("/")[-2]
+            if episode_id not in used and RETIRED not in group:
+                rest.setdefault(group, []).append(episode_id)
+        for group, ids in rest.items():
+            self.store.marks.retire(self.run.id, group, ids, Fact.SKIPPED_CUT)
 
     def metrics(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
         """What dynamic sampling did in a step; empty if it is off."""

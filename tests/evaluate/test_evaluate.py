@@ -29,8 +29,8 @@ from agentrl_cli.evaluate import (
 )
 from agentrl_cli.evaluate.stats import effective_trials
 from agentrl_cli.rollout import Rollout
-from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.checkpoint_names import full_name, trained_by
+from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.web import completion, served
@@ -554,6 +554,16 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
             trained_by(store, "fox@base") == (store.runs.get("fox"), 0)
             and trained_by(store, "tiny") is None
         )
+        assert not explain_best(store, "fox@best") and not explain_best(store, "tiny")
+        store.runs.update(run.id, step=20)
+        store.runs.add_checkpoint(run.id, 0, tmp_path, {}, "best")
+        assert full_name(store, None) == "fox@last", "nothing but the base was evaluated"
+        assert "nothing was evaluated since. fox@last has step 20" in explain_best(
+            store, "fox@best"
+        )
+        store.runs.add_eval(EvalRow(run.id, 20, pass_rate=0.1, n_tasks=4))
+        assert full_name(store, None) == "fox@best"
+        assert "no later evaluation is better" in explain_best(store, "fox@best")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
-from agentrl_cli.types import Task, ToolCall
+from agentrl_cli.types import Outcome, Task, ToolCall
 from tests.guards.test_recommended import commands_in, problem_of
 from tests.helpers.cli import Cli
 from tests.helpers.train import trainer_of
@@ -117,8 +117,11 @@ def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
 def test_a_tool_error_comes_with_its_text_and_count() -> None:
     found = first_fault(diagnose(PLANTED["tools"]))
     assert found is not None and found.episode == "e0"
-    assert "(9 of 9) pallets raises: KeyError: ('steel bolts are', 'Molde')" in found.text
+    assert "(9 of 9) it raises: KeyError: ('steel bolts are', 'Molde')" in found.text
     assert "agentrl tools call pallets" in found.command and '"site": "Molde"' in found.command
+    misfits = [attempt(n, call=call(item=n), result=BAD) for n in range(9, 40)]
+    among = replace(PLANTED["tools"], episodes=[*PLANTED["tools"].episodes, *misfits])
+    assert first_fault(diagnose(among)) == found, "calls that do not fit never reach the tool"
     some = [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]
     assert not diagnose(case(steps(FLAT), some)), "too few to say anything"
     invented = ("roin", "sable", "quarn", "tolb", "vesk", "mirn", "dakel", "pruse", "fonda")
@@ -143,6 +146,13 @@ def test_calls_that_are_read_but_do_not_fit_are_no_matter_of_the_parser() -> Non
     found = first_fault(diagnose(case(steps([0.0]), misfits)))
     assert found is not None and found.name == "malformed"
     assert "a call that does not fit its tool" in found.text and "parser" not in found.words
+    masked = [attempt(n, outcome=Outcome.AGENT_ERROR, error="KeyError") for n in range(20, 40)]
+    rows = steps([0.0], **{"outcomes/agent_error": 20.0})
+    assert [one.name for one in diagnose(case(rows, [*misfits, *masked]))] == ["errors"]
+    right = [attempt(n, "Answer: 1234") for n in range(50, 54)]
+    tasks = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
+    both = [one.name for one in diagnose(case(steps([0.0]), [*misfits, *right], tasks=tasks))]
+    assert both[0] == "grader" and "malformed" not in both, "training corrects calls, but no grader"
 
 
 def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
@@ -224,6 +234,9 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
     reason = "pallets failed 1×: KeyError: ('steel bolts are', 'Molde')"
     assert reason in cli("why", "e3", *where)
     cli("why", "unknown", *where, code=2, said="unknown")
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("", "fresh", config=CONFIG))
+    assert "there is nothing to judge" in cli("why", "fresh", *where)
 
 
 # --- reference curves ---

@@ -92,7 +92,11 @@ MALFORMED = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
             "calculator was called wrongly 1×: a: expected , got 4,5",
         ),
         (
-            episode(([call()], [ToolResult("?", error="unknown_tool")]), ([call()], [OK])),
+            episode(
+                ([call()], [ToolResult("?", error="unknown_tool")]),
+                ([replace(call(), name="other")], [ToolResult("!", error="bad_arguments")]),
+                ([call()], [OK]),
+            ),
             "BADARG",
             0,
             "calculator was called wrongly 1×: ?",

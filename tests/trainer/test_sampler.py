@@ -150,6 +150,31 @@ async def test_a_resume_samples_the_same_groups(tmp_path: Path, model: Path, ord
         assert ending(trainer) == whole
 
 
+async def test_a_resume_with_smaller_groups_leaves_the_rest_out(
+    tmp_path: Path, model: Path
+) -> None:
+    folder, stop = project(tmp_path / "p"), Stop()
+    train = {"steps": 2, "save_every": 1}
+    rollout = {"group_size": 4, "prompts_per_step": 2, "concurrency": 1}
+    stop.most = 8 + 7
+    async with trainer_of(folder, model, [stop], rollout=rollout, train=train) as trainer:
+        run = trainer.run
+        with pytest.raises(asyncio.CancelledError):
+            await trainer.train()
+    rollout |= {"group_size": 2, "prompts_per_step": 1}
+    async with trainer_of(folder, model, run=run, rollout=rollout, train=train) as trainer:
+        await trainer.train()
+        stats, rows = trainer.store.stats, episodes_of(trainer.store, run)
+        left = [e for e in rows if e.fact == Fact.SKIPPED_CUT]
+        assert sorted(((e.group_id or "").partition("~")[0], e.sample) for e in left) == [
+            *(("000002-000", sample) for sample in (2, 3)),
+            *(("000002-001", sample) for sample in (0, 1, 2)),
+        ]
+        assert (
+            stats.group("000001-000", run.id)[0] == 4 and stats.group("000002-000", run.id)[0] == 2
+        )
+
+
 async def test_the_curriculum_draws_what_is_solved_half_the_time(
     tmp_path: Path, model: Path
 ) -> None:

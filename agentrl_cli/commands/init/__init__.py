@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,7 +183,7 @@ def _write(target: Path, files: dict[Path, bytes], force: bool) -> None:
 def _report(
     target: Path, pack: str, files: list[Path], as_json: bool, notes: Sequence[str] = ()
 ) -> None:
-    following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
+    following = [f"cd {shlex.quote(str(target))}", "agentrl check", "agentrl train --watch"]
     if any("data/train.jsonl" in note for note in notes):  # its only row is a placeholder
         following.insert(1, "$EDITOR data/train.jsonl")
     if as_json:

@@ -178,8 +178,8 @@ def overview_charts(data: RunData, width: int, height: int, look: Look) -> list[
     names = [name for name in names if name not in flat]
     titles = [name.removeprefix("rewards/").removesuffix("/mean") for name in flat]
     still = [
-        f"{panels.TITLES.get(title, title)} {short(_points(data, name)[-1][1])}"
-        for name, title in zip(flat, titles, strict=True)
+        f"{panels.TITLES.get(title, title)} {short(points[-1][1])}{' (one value)' * (len(points) < 2)}"
+        for points, title in zip((_points(data, name) for name in flat), titles, strict=True)
     ]
     if not data.has_reference and "kl" not in names and data.steps:
         still.insert(0, "KL no reference model")
