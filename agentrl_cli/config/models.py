@@ -286,7 +286,8 @@ def fields() -> list[tuple[str, Any]]:
     return found
 
 
-def groups() -> dict[str, type[Group]]:
+@cache
+def groups() -> Mapping[str, type[Group]]:
     """Return every dotted key whose value is a group of settings, with its class."""
     return {key: info.annotation for key, info in fields() if _is(info.annotation, Group)}
 
@@ -312,7 +313,8 @@ def options(key: str) -> dict[str, Any]:
     }
 
 
-def leaves() -> dict[str, Any]:
+@cache
+def leaves() -> Mapping[str, Any]:
     """Return every dotted key that can be set, with its FieldInfo: those of `fields`, and options of groups."""
     found = dict(fields())
     for key in groups():
