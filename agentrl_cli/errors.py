@@ -218,6 +218,11 @@ def suggest(name: str, known: Iterable[str], hint: str = "", *, most: int = 12) 
     return f"{found} {hint}".strip()
 
 
+def pluralise(number: int, noun: str) -> str:
+    """Return a count for a message: `1 task`, `2,000 tasks`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def describe_error(error: BaseException) -> str:
     """Return an exception of a user's code as text: its type, its message, and the last line of that code in its
     traceback.

@@ -303,6 +303,11 @@ def _split_thinking(text: str) -> tuple[str, str]:
     return "", text
 
 
+def _names(text: str, name: str) -> bool:
+    """Whether a text contains a tool's name as a word."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+
+
 def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
     """Return the call with its error, if any: its kind before it, and the expected form after it."""
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}
@@ -311,11 +316,19 @@ def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -
         error = validate_arguments(schemas[call.name], call.arguments or {})
     if not error and (tools is None or call.name in schemas):
         return call
-    close, known = nearest(call.name, schemas, n=1), f"there are: {', '.join(schemas) or 'none'}"
+    known = f"there are: {', '.join(schemas) or 'none'}"
+    close = nearest(call.name, schemas, n=1)
     if not error:
         error = f'unknown tool "{call.name}"; ' + (f"did you mean {close[0]}?" if close else known)
-    name = next(iter([*close, *schemas]), "")  # the tool that the error asks about
-    example = parser.example(name or "NAME", example_arguments(schemas[name]) if name else {})
+    # The form is that of the tool that was meant: another one would lead the model there.
+    close = close or [name for name in schemas if len(schemas) == 1 or _names(call.raw, name)][:1]
     what = "Malformed tool call" if call.arguments is None else "Bad tool call"
-    stop = "" if error.endswith("?") else "."
-    return replace(call, error=f"{what}: {error}{stop} Expected: {example}")
+    if call.arguments is None and not close and schemas:
+        error = f"{error.removesuffix('.')}; {known}"
+    text = f"{what}: {error}" + "." * (not error.endswith("?"))
+    if close or call.arguments is None:  # else the syntax was right
+        name, arguments = "NAME", dict[str, Any]()
+        if close:
+            name, arguments = close[0], example_arguments(schemas[close[0]])
+        text += f" Expected: {parser.example(name, arguments)}"
+    return replace(call, error=text)

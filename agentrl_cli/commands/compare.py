@@ -115,7 +115,7 @@ def command(
     if found.before.id == found.after.id:
         raise UsageError(
             f"{found.before.name} would be compared with itself.",
-            hint="Name two runs (`agentrl ls runs`), or score it again: --rewards.",
+            hint="One name is compared with the newest run: name two (`agentrl ls runs`), or use --rewards.",
         )
     echo_json(found.report()) if json else _print_runs(found, limit)
 

@@ -19,7 +19,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import FilterOption, RunStoreOptions, StoreOptions
 from agentrl_cli.commands.tables import print_rows
-from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.errors import StoreError, UsageError, pluralise
 from agentrl_cli.tui.common.plain_text import byte_size
 
 app = typer.Typer(
@@ -58,7 +58,8 @@ def status(
             f"{found.path}   {byte_size(found.bytes)}{free}   log {byte_size(found.wal_bytes)}   schema {found.schema}"
         )
         echo(
-            f"arrays per token about {byte_size(found.token_bytes)}   {found.running} episodes running{dead}"
+            f"arrays per token about {byte_size(found.token_bytes)}"
+            f"   {pluralise(found.running, 'episode')} running{dead}"
         )
         print_rows(
             ["table", "rows"], [[name, count] for name, count in found.rows.items() if count]
@@ -126,13 +127,15 @@ def prune(
     with where.open(readonly=False) as store:
         run = where.run_id(store)
         ids = maintenance.prunable(store, older_days=days, keep=words, filter=filter, run=run)
-        question = f"{maintenance.WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
+        question = (
+            f"{maintenance.WHAT[what].capitalize()}: {pluralise(len(ids), 'episode')}. Continue?"
+        )
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
         if done:
             maintenance.prune(store, ids, what)
-    text = f"{len(ids):,} episodes pruned. `agentrl db vacuum` frees the space."
+    text = f"{pluralise(len(ids), 'episode')} pruned. `agentrl db vacuum` frees the space."
     if not done:
-        text = f"{len(ids):,} episodes would be pruned ({maintenance.WHAT[what]})."
+        text = f"{pluralise(len(ids), 'episode')} would be pruned ({maintenance.WHAT[what]})."
         text += "" if dry_run else " Nothing was changed."
     answer(json, {"what": what, "episodes": len(ids), "done": done}, text)
 
@@ -205,7 +208,7 @@ def delete(
                 narrate(
                     f"The folder {item.dir} is kept: it is not beside this store, or another store uses it."
                 )
-            what = f"{item.name}: {count:,} episodes, {item.step} steps"
+            what = f"{item.name}: {pluralise(count, 'episode')}, {pluralise(item.step, 'step')}"
             what += f", and the folder {folder}" if folder else ""
             if not confirm(f"Delete {what}?", yes=yes):
                 hint = "" if yes else " Without a terminal, --yes confirms."

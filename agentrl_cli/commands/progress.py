@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -25,13 +26,20 @@ class Progress:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
+            from rich import progress as rich
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
 
-            columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-            columns += [TimeRemainingColumn()] * self.eta
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            columns = [rich.TextColumn("{task.description}"), rich.BarColumn()]
+            columns += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
+            if self.eta:
+                columns += [rich.TextColumn("ETA"), rich.TimeRemainingColumn()]
+            # The rate of the whole time: of the last 30 s, Rich's own, slow episodes have none.
+            self._bar = rich.Progress(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                speed_estimate_period=math.inf,
+            )
             self._task = self._bar.add_task(self.what, total=self.total or None)
             self._bar.start()
         return self

@@ -24,7 +24,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import ModelOptions, NoToolsOption, TemperatureOption
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import print_rows
-from agentrl_cli.errors import DataError, RunFailed
+from agentrl_cli.errors import DataError, RunFailed, pluralise
 
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
@@ -56,12 +56,13 @@ def command(
             _print(episodes)
     if not as_json:
         narrate(
-            f"{len(episodes)} episodes of {run.name} in {context.db}; look inside one: agentrl replay last"
+            f"{pluralise(len(episodes), 'episode')} of {run.name} in {context.db}; look inside one: agentrl replay last"
         )
     if not any(episode.graded for episode in episodes):
         first = next((episode for episode in episodes if episode.error), episodes[0])
         raise RunFailed(
-            f"None of the {len(episodes)} episodes could be graded; the first: {first.outcome}: {first.error}",
+            f"None of {pluralise(len(episodes), 'episode')} could be graded;"
+            f" the first: {first.outcome}: {first.error}",
             hint="agentrl replay last",
         )
 
@@ -128,7 +129,9 @@ def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
         raise DataError(f"No tasks in split {split}.", hint="`agentrl check` validates the data.")
     if len(tasks) < count:
         limited = " under task.limit" if config.limit is not None else ""
-        narrate(f"The split {split} has {len(tasks)} tasks{limited}; {count} were requested.")
+        narrate(
+            f"The split {split} has {pluralise(len(tasks), 'task')}{limited}; {count} were requested."
+        )
     return tasks[:count]
 
 

@@ -33,7 +33,7 @@ from agentrl_cli.commands.options import (
     StepsOption,
 )
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.errors import RunFailed
+from agentrl_cli.errors import RunFailed, pluralise
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -133,7 +133,9 @@ def _resume_context(
     if run.status != "finished" or run.step < settings.train.steps:
         return dataclasses.replace(context, config=settings, sources=sources)
     more = f"agentrl train --resume {run.name} --steps {2 * run.step}"
-    narrate(f"{run.name} has done its {run.step} steps: nothing left to do. Train further: {more}")
+    narrate(
+        f"{run.name} has done its {pluralise(run.step, 'step')}: nothing left to do. Train further: {more}"
+    )
     said = [f"{key}={value}" for key, value in given.items() if value is not None]
     if dropped := [*(work.sets or ()), *said]:
         narrate(f"Not applied, since no steps are left: {', '.join(dropped)}.")
@@ -205,11 +207,15 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
     if away and (context.project / PROJECT_FILE).is_file():
         again += f" --project {shlex.quote(str(context.project))}"
-    if watched and run.state in ("failed", "interrupted"):
-        text = f"{run.name}: {run.state} at step {run.step}"
-        text += f": {run.error}" if run.error else "."
-        raise RunFailed(text, hint=f"Resume it: {again}")
     with Store.open(context.db, readonly=True) as store:
+        kept = [checkpoint.step for checkpoint in store.runs.checkpoints(run.id)]
+        if (newest := max(kept, default=0)) < run.step:
+            why = "its newest checkpoint" if kept else "no checkpoint was saved"
+            again += f" (from step {newest}: {why})"
+        if watched and run.state in ("failed", "interrupted"):
+            text = f"{run.name}: {run.state} at step {run.step}"
+            text += f": {run.error}" if run.error else "."
+            raise RunFailed(text, hint=f"Resume it: {again}")
         evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
         budget = store.journal.newest_event(run.id, "budget")
@@ -264,7 +270,7 @@ def _begin(
     level = runtime.sandbox.level if runtime.sandbox is not None else "not needed"
     narrate(
         f"{run.name}: {runtime.loaded.name}, engine {engine},"
-        f" {config.train.steps} steps, sandbox {level}, {context.db}"
+        f" {pluralise(config.train.steps, 'step')}, sandbox {level}, {context.db}"
     )
     if config.rollout.truncates or runtime.hooks.has("on_sample"):
         how = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, pluralise
 from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.save import save_model
 from agentrl_cli.policies.load import load_policy
@@ -88,7 +88,9 @@ def _tag(store: Store, found: list[Episode], tag: str, narrate: Callable[[str], 
     tasks = len({(episode.pack, episode.task_id) for episode in found})
     rewards = [episode.graded_reward for episode in found if episode.graded]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "not graded"
-    narrate(f"{len(found)} episodes of {tasks} tasks, {mean}; tagged {tag}")
+    narrate(
+        f"{pluralise(len(found), 'episode')} of {pluralise(tasks, 'task')}, {mean}; tagged {tag}"
+    )
     with store.transaction():
         for episode in found:
             store.marks.tag(episode.id, tag)

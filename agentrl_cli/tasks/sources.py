@@ -12,12 +12,15 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import inspect
 import io
 import itertools
 import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +38,7 @@ from agentrl_cli.errors import (
 )
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import all_forms
-from agentrl_cli.types.plain import parse_json
+from agentrl_cli.types.plain import describe_json_error, parse_json
 
 Numbered = tuple[int, Mapping[str, Any] | str]
 """(number from 1, row or the text of its error)."""
@@ -150,7 +153,7 @@ def jsonl(path: Path) -> Iterator[Numbered]:
         except UnicodeDecodeError as error:
             yield number, f"not UTF-8: {error.reason} at byte {error.start}."
         except json.JSONDecodeError as error:
-            yield number, f"not JSON: {error.msg} at column {error.colno}."
+            yield number, f"not JSON: {describe_json_error(error)} at column {error.colno}."
         except ValueError as error:
             yield number, f"{error}."
         else:
@@ -165,7 +168,7 @@ def _json(path: Path) -> Iterator[Numbered]:
         raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.") from error
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}."
+            f"{path}:{error.lineno}: not JSON: {describe_json_error(error)} at column {error.colno}."
         ) from error
     except ValueError as error:
         raise DataError(f"{path}: {error}.") from error
@@ -197,10 +200,8 @@ def _table(path: Path) -> Iterator[Numbered]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        hint = "Save it as `CSV UTF-8`."
-        raise DataError(
-            f"{path}: not UTF-8: {error.reason} at byte {error.start}.", hint=hint
-        ) from error
+        text = f"{path}: not UTF-8: {error.reason} at byte {error.start}."
+        raise DataError(text, hint=_convert_hint(path, error.object)) from error
     head = text.partition("\n")[0]
     mark = (
         "\t" if path.suffix == ".tsv" else max(",;\t", key=head.count)
@@ -224,6 +225,21 @@ def _table(path: Path) -> Iterator[Numbered]:
                 yield number, many if len(cells) > len(names) else row
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not CSV: {error}.") from error
+
+
+def _convert_hint(path: Path, data: bytes) -> str:
+    """Return two ways to make a table UTF-8: Excel's, and a command with the encoding that its bytes suggest."""
+    runs = re.findall(rb"[\x80-\xff]+", data)
+    name = "WINDOWS-1252"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = "UTF-16"
+    elif sum(map(len, runs)) >= 2 * len(runs):  # letters of the West stand alone between others
+        with contextlib.suppress(UnicodeDecodeError):
+            data.decode("gb18030")
+            name = "GB18030"
+    target = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    command = f"iconv -f {name} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
+    return f"Save it as `CSV UTF-8` (Excel), or: {command}"
 
 
 def _cell(name: str, text: str) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentrl_cli.config import TrainConfig
@@ -22,6 +22,10 @@ CHANGEABLE = (
     "train.save.every",
 )
 """Settings that may change during a run."""
+INTERRUPTED = "interrupted"
+STOPPED = "stopped by a control"
+REQUESTED = (INTERRUPTED, STOPPED)
+"""Why a run stops if a user wants it; an alert names itself."""
 POLL = 0.2
 """Seconds between two reads of the controls while a run is paused."""
 POLL_NOW = 1.0
@@ -54,6 +58,8 @@ class Controls:
         self.changed = False
         """True after a setting was changed, until the trainer has stored it."""
         self._polling: asyncio.Task[None] | None = None
+        self._part = "step"
+        """What is finished before a requested stop."""
 
     def listen(self) -> None:
         """First Ctrl-C (or SIGTERM): finish the step and save. Second, or `stop {"now": true}`: stop now."""
@@ -66,14 +72,25 @@ class Controls:
             if self.stopping and task is not None:
                 task.cancel()
                 return
-            self.stopping = "interrupted"
-            self.narrate("stopping after this step; Ctrl-C again stops now")
+            self.stopping = INTERRUPTED
+            self.narrate(f"stopping after this {self._part}; Ctrl-C again stops now")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 loop.add_signal_handler(number, interrupted)
             except (NotImplementedError, RuntimeError, ValueError):
                 return  # not in the main thread: the caller handles signals
+
+    @contextlib.contextmanager
+    def finishing(self, part: str) -> Iterator[None]:
+        """Name what a stop waits for while the block runs, at once if one was requested before."""
+        self._part, before = part, self._part
+        if self.stopping:
+            self.narrate(f"stopping after this {part}; Ctrl-C again stops now")
+        try:
+            yield
+        finally:
+            self._part = before
 
     async def _poll(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task` at once for `stop {"now": true}`, a lost claim or a fault; other controls wait for the step."""
@@ -88,7 +105,7 @@ class Controls:
             await asyncio.sleep(POLL_NOW)
         self.store.controls.take(self.run_id)
         self.narrate("control: stop now")
-        self.stopping = "stopped by a control"
+        self.stopping = STOPPED
         task.cancel()
 
     def require_claim(self) -> None:
@@ -131,7 +148,7 @@ class Controls:
                 elif control.action == "set":
                     self._set(control.data)
                 elif control.action == "stop":
-                    self.stopping = "stopped by a control"
+                    self.stopping = STOPPED
                     if control.data.get("now"):
                         raise asyncio.CancelledError
             if not paused or self.stopping:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.config.records import TrainerSettings
-from agentrl_cli.errors import TrainingStopped
+from agentrl_cli.errors import TrainingStopped, pluralise
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.waits import QUIET, Watchman, waiting
@@ -235,17 +235,13 @@ class Trainer:
         self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
-        result = await evaluate_policy(
-            probe,
-            self.eval_tasks,
-            config.train.eval.samples,
-            config.seed,
-            run_id=self.run.id,
-            step=self.step,
-        )
+        tasks = pluralise(len(self.eval_tasks), "task")
+        with self.controls.finishing(f"evaluation of {tasks}"):
+            given = (probe, self.eval_tasks, config.train.eval.samples, config.seed)
+            result = await evaluate_policy(*given, run_id=self.run.id, step=self.step)
         self._note_rate(result.pass_rate)
         shown = "nothing could be graded" if result.pass_rate is None else f"{result.pass_rate:.3f}"
-        self.narrate(f"step {self.step}: evaluation {shown} on {len(self.eval_tasks)} tasks")
+        self.narrate(f"step {self.step}: evaluation {shown} on {tasks}")
         await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
         await self._keep_if_best(result.pass_rate)
         return result
@@ -281,6 +277,8 @@ class Trainer:
             self.step, self.best = int(state["step"]), state.get("best")
             self.narrate(f"resumed at step {self.step}")
             self.store.journal.add_event(self.run.id, "resumed", {"step": self.step})
+        elif self.run.step:
+            self.narrate("no checkpoint: begins again at step 0, with the stored episodes")
         self.store.runs.update(self.run.id, status="running", error="", ended=0.0, step=self.step)
         return bool(state)
 

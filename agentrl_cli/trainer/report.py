@@ -20,6 +20,7 @@ from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.trainer.checkpoints import retain
+from agentrl_cli.trainer.controls import REQUESTED
 from agentrl_cli.trainer.heal import SURE, certain
 from agentrl_cli.trainer.metrics import Clock, machine, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
@@ -165,6 +166,8 @@ class Reporter:
         self._once: set[str] = set()
         """What is reported once a run, and was."""
         self._engine = ""
+        self._waits = ""
+        """The oldest thing that the run was last reported to wait for."""
         self._ungraded = ""
         """The line about the last step with ungraded episodes."""
         self._lost = 0
@@ -218,9 +221,10 @@ class Reporter:
             )
 
     def waits(self, lines: Sequence[str]) -> None:
-        """Report what a run waits for, the oldest first; without lines, that it goes on. From any thread."""
-        text = "it goes on"
+        """Report what a run waits for, the oldest first; without lines, that it continues. From any thread."""
+        text = f"the training continues; it waited for {self._waits}"
         if lines:
+            self._waits = lines[0].rpartition(", since ")[0]
             more = f" (and {len(lines) - 1} more: kill -USR1 {os.getpid()})" * (len(lines) > 1)
             text = f"waiting for {lines[0]}{more}"
         self.log("warn" if lines else "info", text)
@@ -235,7 +239,8 @@ class Reporter:
     def end(self, error: BaseException | None, step: int, stopping: str) -> None:
         """Store how the run ended. Raises the cause if that fails and nothing else ended the run."""
         if error is None:
-            status, text = ("stopped", stopping) if stopping else ("finished", "")
+            done = step >= self.config.train.steps and stopping in REQUESTED
+            status, text = ("stopped", stopping) if stopping and not done else ("finished", "")
         else:
             cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
             status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"

@@ -47,6 +47,11 @@ def check_plain(value: Any) -> None:
         level, depth = inner, depth + 1
 
 
+def describe_json_error(error: json.JSONDecodeError) -> str:
+    """Return the message of an error, to be followed by ` at …`: some of them end so, or in a colon."""
+    return error.msg.removesuffix(" at").rstrip(": ")
+
+
 def is_text(text: str) -> bool:
     """Whether a text can be written as UTF-8: it has no lone surrogates."""
     return text.isascii() or _SURROGATE.search(text) is None

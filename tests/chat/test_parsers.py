@@ -181,7 +181,7 @@ BAD = [
         '[TOOL_CALLS] {"name": "add", "arguments": {}}',
         "a JSON list of calls must follow",
     ),
-    ("mistral", '[TOOL_CALLS] [{"name": "add", "argum', "not valid JSON"),
+    ("mistral", '[TOOL_CALLS] [{"name": "add", "argum', "string starting at character"),
     ("mistral", "[TOOL_CALLS]add[ARGS]{", "not valid JSON"),
     ("mistral", '[TOOL_CALLS] [{"arguments": {}}]', '"name" is missing'),
     ("llama3_json", '{"name": "add", "parameters": {"a": 1', "not valid JSON"),

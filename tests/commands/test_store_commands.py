@@ -167,11 +167,11 @@ def test_show_an_episode_and_the_tokens_of_one_turn(run: Cli) -> None:
     for text in (
         "episode 1e3   calc/0001   run grpo-07   step 1   sample 3   train",
         "solved   reward 0.85   advantage 0.3   trained   4 turns   18 tokens (10 sampled)",
-        "1 calls (1 failed)   2.0 s",
+        "1 call (1 failed)   2.0 s",
         "── turn 1 assistant ── 5 tokens   5 sampled   0.50 s",
         "→ calculator(expr='12*4,5')",
         "← ERROR exception (12 ms, ns)",
-        "── turn 2 tool ── 1 tokens   not trained",
+        "── turn 2 tool ── 1 token   not trained",
         "correct*   0.75       1  0.75  got 54",
         "! AFTERERR (turn 3): it answered although its call failed: SyntaxError: 4,5",
         "group g:",
@@ -193,6 +193,7 @@ def test_show_a_run_and_what_is_not_there(run: Cli) -> None:
     run("show", "1e9", code=2, said="1e")
     run("show", "1e3", "--turn", "9", code=2)
     run("show", "1e", code=2, said="several")
+    run("compare", "grpo-08", code=2, said="One name is compared with the newest run")
 
 
 def test_export(run: Cli, tmp_path: Path) -> None:

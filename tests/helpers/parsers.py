@@ -1,5 +1,6 @@
 """Checks that every tool-call parser passes; the transcripts are in tests/chat, and in a plugin's own tests."""
 
+import re
 from random import Random
 from typing import Any
 
@@ -10,6 +11,8 @@ from tests.helpers.growth import exponent
 
 TOOLS = [schema("add", {"a": "integer", "b": "integer"}), schema("say", {"text": "string"})]
 ADD = {"a": 1, "b": 2}
+FORMS: dict[str, dict[str, Any]] = {"add": {"a": 0, "b": 0}, "say": {"text": "..."}}
+"""The arguments that an error shows for each tool."""
 BITS = [*"\"'\\{}[]<;=\n\ta1", "b c", "  ", "é", "日本", "</x>", "```", "null"]
 NESTED = schema("nest", {"s": "string", "o": "object", "a": "array", "b": "boolean"})
 
@@ -50,9 +53,10 @@ def check_malformed(name: str, text: str, reason: str) -> None:
     call = next(call for call in parsed.calls if call.error)
     assert call.arguments is None and call.error is not None
     assert reason in call.error and call.error.startswith("Malformed tool call: ")
-    shown = "say" if call.name == "say" else "add"
-    wanted = {"text": "..."} if shown == "say" else {"a": 0, "b": 0}
-    assert call.error.endswith(parser.example(shown, wanted))
+    shown = next((name for name in FORMS if name in (call.name, *re.findall(r"\w+", call.raw))), "")
+    form = parser.example(shown or "NAME", FORMS.get(shown, {}))
+    assert call.error.endswith(f" Expected: {form}")
+    assert ("; there are: add, say. " in call.error) is not bool(shown)
     assert parsed.message == {"role": "assistant", "content": text}
 
 
@@ -72,12 +76,16 @@ def check_time(name: str) -> None:
 
 
 def check_bad_arguments(name: str) -> None:
-    """An unknown tool, a missing argument and one of the wrong type."""
+    """Unknown tools, a missing argument and one of the wrong type: no error shows the form of another tool."""
     parser = load_parser(name)
     (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS[::-1]).calls
     expected = parser.example("add", example_arguments(TOOLS[0]))
     wanted = f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
     assert (unknown.error, unknown.arguments) == (wanted, ADD)
+    (other,) = parse_text(parser.example("weather", {}), parser, TOOLS).calls
+    assert other.error == 'Bad tool call: unknown tool "weather"; there are: add, say.'
+    (other,) = parse_text(parser.example("weather", {}), parser, TOOLS[:1]).calls
+    assert other.error is not None and other.error.endswith(f"there are: add. Expected: {expected}")
     wrong = 'argument "b" must be an integer, not a string ("two")'
     for more, text in (({}, 'argument "b" is missing'), ({"b": "two"}, wrong)):
         (call,) = parse_text(parser.example("add", {"a": 1, **more}), parser, TOOLS).calls

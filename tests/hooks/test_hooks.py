@@ -347,6 +347,9 @@ async def test_a_run_says_what_it_waits_for(part: str, tmp_path: Path, model: Pa
             if e["kind"] == "waiting"
         ]
         assert any(found and found[0].startswith(wanted) for found in said)
+        trainer.reporter.waits([f"{wanted}, since 12:00:00 (31 s)"])
+        trainer.reporter.waits([])
+        assert lines[-1] == f"the training continues; it waited for {wanted}"
 
 
 # --- loggers ---

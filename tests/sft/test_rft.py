@@ -204,10 +204,13 @@ def demonstrate(row, rng, tool_rate):
 
 
 def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
+    (cli.folder / "table").write_bytes(b"PAR1\x15\x04")
     for more, said in (
         (["--best-of", "2", "--recipe", "tiny-agent"], "--recipe"),
         (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
         (["--demonstrations", "0.5"], "needs episodes from the store"),
+        (["--data", "rows.csv"], "agentrl init NAME --from rows.csv"),
+        (["--data", "table"], "--data takes JSONL"),
     ):
         cli("sft", "x", *more, "--project", str(project), code=2, said=said)
     (cli.folder / "rows.jsonl").write_text("{}")

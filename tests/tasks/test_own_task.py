@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     pack = load_pack(tmp_path / "mine")
     assert [len(pack.tasks(split)) for split in ("train", "validation", "test")] == [10, 2, 4]
     assert problems(tmp_path / "mine") == [] and pack.tasks("train")[0].data["answer"].isdigit()
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    err = init("few", "--from", "few.jsonl")[1]
+    assert "Too few rows for the split validation and test: 3, all in train." in err
     (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
     code, err = init("other", "--from", "bare.jsonl")
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
@@ -138,7 +142,6 @@ def test_tables_and_other_names_of_columns_become_rows(
         ("q,q\nhi,hallo\n", ["a column twice"]),
         ('q,a\n"hi,hallo\n', ["not CSV"]),
         ("", ["a.csv has no rows"]),
-        ("q,a\nh\xe9,2\n", ["not UTF-8", "CSV UTF-8"]),
     ],
 )
 def test_a_table_that_is_no_rows_says_what_it_has(
@@ -147,6 +150,26 @@ def test_a_table_that_is_no_rows_says_what_it_has(
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     code, err = init("mine", "--from", "a.csv")
     assert code == 2 and all(part in err for part in says), err
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("q,a\nh\xe9 ist 2€?,2\n", "cp1252"),
+        ("问题,答案\n二?,2\n", "gbk"),
+        ("q\ta\né?\t2\n", "utf-16"),
+    ],
+)
+def test_a_table_in_another_encoding_is_converted_by_the_command_that_is_printed(
+    init: Init, tmp_path: Path, text: str, encoding: str
+) -> None:
+    (tmp_path / "a b.csv").write_bytes(text.encode(encoding))
+    code, err = init("mine", "--from", "a b.csv")
+    assert code == 2 and "not UTF-8" in err and "CSV UTF-8" in err
+    subprocess.run(err.partition(", or: ")[2], shell=True, check=True)
+    assert (tmp_path / "a b-utf8.csv").read_text("utf-8") == text
+    code, err = init("mine", "--from", "a b-utf8.csv")
+    assert code == 0, err
 
 
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:

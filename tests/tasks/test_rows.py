@@ -153,8 +153,10 @@ def test_json_files(folder: Path) -> None:
     assert pack.splits() == ["train", "test"] and len(pack.tasks("train")) == 2
     with pytest.raises(DataError, match=r"data/test\.json:2: a row must be a JSON object"):
         pack.tasks("test")
-    (folder / "data" / "train.json").write_text('[{"a": 1},\n]')
-    with pytest.raises(DataError, match=r"train\.json:2: not JSON"):
+    (folder / "data" / "train.json").write_text('[{"a": 1},\n"b')
+    with pytest.raises(
+        DataError, match=r"train\.json:2: not JSON: Untermin\w+ string starting at column"
+    ):
         load_pack(folder).tasks("train")
 
 

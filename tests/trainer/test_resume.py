@@ -208,6 +208,7 @@ def test_the_first_interrupt_finishes_the_step_and_saves(
     plan(project, "rollout", EPISODES + 3, signal.SIGINT)
     code, said = spawn(project, "train")
     assert code == 130 and "stopping after this step" in said and "Traceback" not in said
+    assert "stopping after this evaluation of 2 tasks" in said, said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 2)
@@ -223,12 +224,14 @@ def test_the_first_interrupt_finishes_the_step_and_saves(
 
 
 def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
-    project = project_of(tmp_path / "project", model, "Twice")
-    plan(project, "rollout", 2 + EPISODES + 2, signal.SIGINT)
+    train = {"steps": STEPS, "save_every": 2, "eval_every": 0, "lr": 1e-2}
+    project = project_of(tmp_path / "project", model, "Twice", train=train)
+    plan(project, "rollout", EPISODES + 2, signal.SIGINT)
     code, said = spawn(project, "train")
     assert "Traceback" not in said, said
     assert code == 130, said
     assert "stopped after step 1: stopped at once. Resume it: agentrl train --resume" in said, said
+    assert "(from step 0: no checkpoint was saved)" in said, said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 1)
@@ -236,7 +239,7 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
             e.outcome is not None for e in episodes_of(store, run)
         )
     code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    assert code == 0 and "no checkpoint: begins again at step 0" in said, said
     assert ending(project)["weights"] == whole["weights"]
 
 
@@ -244,7 +247,9 @@ def test_a_finished_run_goes_on_to_more_steps(
     tmp_path: Path, model: Path, whole: dict[str, Any]
 ) -> None:
     project = project_of(tmp_path / "project", model)
-    assert spawn(project, "train", "--steps", "2")[0] == 0
+    plan(project, "rollout", 2 + EPISODES + 3, signal.SIGTERM)  # within the last step
+    code, said = spawn(project, "train", "--steps", "2")
+    assert code == 0 and "stopping after this step" in said and "finished at step 2" in said, said
     code, said = spawn(project, "train", "--resume", "last")
     assert (
         code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4" in said

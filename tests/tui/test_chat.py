@@ -121,6 +121,7 @@ def test_commands_are_read() -> None:
     assert parse_command("hello /there").values == {"text": "hello /there"}
     assert parse_command('/call run {"a": 1}').values == {"name": "run", "arguments": {"a": 1}}
     assert "not JSON" in parse_command("/call run {a}").problem
+    assert "starting at column" in parse_command('/call run {"a').problem
     assert (
         parse_command("/reward 0.5").values == {"value": 0.5}
         and parse_command("/reward").op == "reward"

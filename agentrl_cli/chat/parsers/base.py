@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agentrl_cli.types import ToolCall, ToolSchema
+from agentrl_cli.types.plain import describe_json_error
 
 MAX_QUOTE = 40
 """Characters of the model's own text that an error message repeats."""
@@ -161,9 +162,10 @@ def _json_error(text: str, error: json.JSONDecodeError) -> str:
     if error.msg.startswith("Invalid control character"):
         return r"not valid JSON: a line break or tab inside a string must be written \n or \t"
     where = text[max(0, error.pos - MAX_QUOTE // 2) : error.pos + MAX_QUOTE // 2]
+    found = f"not valid JSON: {describe_json_error(error)}"
     if error.pos >= len(text):
-        return f"not valid JSON: {error.msg} at its end, after {where!r}"
-    return f"not valid JSON: {error.msg} at character {error.pos + 1}, near {where!r}"
+        return f"{found} at its end, after {where!r}"
+    return f"{found} at character {error.pos + 1}, near {where!r}"
 
 
 def no_constant(name: str) -> None:

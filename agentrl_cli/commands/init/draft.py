@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from agentrl_cli.errors import DataError
 from agentrl_cli.registry import load_file
-from agentrl_cli.tasks.called import as_jsonl, shares, split_rows
+from agentrl_cli.tasks.called import SPLIT, as_jsonl, shares, split_rows
 from agentrl_cli.tasks.drawing import PLACEHOLDER, Row, question
 from agentrl_cli.tasks.forms import detect
 
@@ -111,7 +111,13 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
         groups: dict[str, list[Row]] = {}
         for row in rows:
             groups.setdefault(question(row["prompt"], row), []).append(row)
-        return shares([*groups.values()])
+        splits = shares([*groups.values()])
+        if missing := [split for split in SPLIT if split not in splits]:
+            few = f"Too few rows for the split {' and '.join(missing)}: {len(rows)}, all in train."
+            draft.notes.append(
+                f"{few} Add rows (hundreds are usual): nothing is held out to measure with."
+            )
+        return splits
     wanted = [f"a question that needs the tool {name}" for name in draft.names] or ["a question"]
     draft.notes.append(
         "Write questions and answers into data/train.jsonl: no row could be made from what there is."

@@ -11,7 +11,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn
 from agentrl_cli.commands.options import StoreOptions
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import UsageError, pluralise
 
 if TYPE_CHECKING:
     from agentrl_cli.plugins.failures.modes import Mode
@@ -54,8 +54,9 @@ def command(
     siblings with the same acts before the fork solved the task: what sampling again from there would recover.
 
     JSON: {"run", "kind", "attempts", "failed", "modes": [{"mode", "count", "share", "first_third", "last_third",
-    "siblings", "recovered", "examples": [{"episode", "turn"}]}]}; with --scan {"scanner", "scanned", "flagged":
-    [id], "failed": [[id, error]], "agreement": {"kappa", "low", "high", "labelled"} or null}
+    "siblings", "recovered", "examples": [{"episode", "turn"}]}]}, the thirds null for fewer than three steps; with
+    --scan {"scanner", "scanned", "flagged": [id], "failed": [[id, error]], "agreement": {"kappa", "low", "high",
+    "labelled"} or null}
     """
     if label and not scanner:
         raise UsageError("--label compares people's tags with a scanner: name one with --scan.")
@@ -79,7 +80,7 @@ def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:
         return echo_json({"run": row.name, "kind": kind, **counts, "modes": shown})
     if not attempts:
         raise UsageError(f"{row.name} has no graded episodes of the kind {kind}.")
-    echo(f"{row.name}: {failed} of {len(attempts)} attempts ({kind}) failed.")
+    echo(f"{row.name}: {failed} of {pluralise(len(attempts), 'attempt')} ({kind}) failed.")
     for mode in modes[:limit]:
         _show(mode, again=row.kind not in FOREIGN)
     if len(modes) > limit:
@@ -88,11 +89,14 @@ def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:
 
 
 def _show(mode: Mode, *, again: bool) -> None:
-    early, late = mode.course
     solved, siblings = mode.recovery
     echo(f"{len(mode.failures):>6}  {mode.share:>4.0%}  {mode.text}")
-    change = f"{early:.0%} of the attempts in the first third of the steps, {late:.0%} in the last"
-    echo(f"              {change}")
+    if mode.course is not None:
+        early, late = mode.course
+        change = (
+            f"{early:.0%} of the attempts in the first third of the steps, {late:.0%} in the last"
+        )
+        echo(f"              {change}")
     if siblings:
         share = f"{solved / siblings:.0%} of {siblings}"
         echo(
@@ -116,7 +120,9 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
         scores = agreement and asdict(agreement)
         counts = {"scanner": name, "scanned": len(rows), "flagged": flagged, "failed": failed}
         return echo_json({**counts, "agreement": scores})
-    echo(f"{name} flags {len(flagged)} of {len(rows)} episodes: agentrl ls -f tag:scan:{name}")
+    echo(
+        f"{name} flags {len(flagged)} of {pluralise(len(rows), 'episode')}: agentrl ls -f tag:scan:{name}"
+    )
     if failed:
         warn(f"It failed on {len(failed)}; the first, {failed[0][0]}: {failed[0][1]}")
     if agreement is not None:

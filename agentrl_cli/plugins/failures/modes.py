@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.rollout.flags import short
 from agentrl_cli.store.queries import message_lines
 
 if TYPE_CHECKING:
@@ -71,8 +72,11 @@ _EPISODES = """SELECT id, pack || ':' || task_id, coalesce(family, ''), coalesce
  coalesce(error, ''), flags FROM episodes
  WHERE run_id=? AND outcome != 'ungraded' AND kind=? ORDER BY step, rowid"""
 _OF_RUN = "episode_id IN (SELECT id FROM episodes WHERE run_id=? AND kind=?)"
-_CALLS = f"""SELECT episode_id, turn, name, coalesce(arguments, raw), coalesce(call_error, result_error, ''),
- coalesce(result, '') FROM tool_calls WHERE {_OF_RUN} ORDER BY episode_id, turn, idx"""
+_CALLS = f"""SELECT episode_id, turn, name, coalesce(arguments, raw),
+ CASE WHEN result_error IS NOT NULL THEN result_error WHEN call_error IS NULL THEN ''
+ WHEN arguments IS NULL THEN 'malformed_call' WHEN call_error LIKE '%unknown tool "%' THEN 'unknown_tool'
+ ELSE 'bad_arguments' END, coalesce(nullif(result, ''), call_error, '')
+ FROM tool_calls WHERE {_OF_RUN} ORDER BY episode_id, turn, idx"""
 _LAST = f"""SELECT episode_id, max(idx), messages FROM turns WHERE role='assistant' AND {_OF_RUN}
  GROUP BY episode_id"""
 
@@ -110,6 +114,8 @@ LIMITS = {
     "too_long": "does not begin: the prompt is too long",
     "cancelled": "was cancelled",
 }
+_AROUND = re.compile(r"^(?:Bad|Malformed) tool call: |\s*Expected: .*|(?<=[.;]) .*")
+"""What stands around the first sentence, or its first part, of an error."""
 _PARTICULARS = (
     (re.compile(r"""(["'“`]).*?(?:\1|”)"""), "…"),
     (re.compile(r"\b0x[0-9a-f]+\b|(?<![A-Za-z])\d(?:[\d.,:]*\d)?"), "N"),
@@ -145,8 +151,8 @@ class Mode:
     failures: Sequence[Failure]
     share: float
     """Of all failed attempts."""
-    course: tuple[float, float]
-    """Share of all attempts that fail so, in the first and in the last third of the steps."""
+    course: tuple[float, float] | None
+    """Share of all attempts that fail so, in the first and last third of the steps; None for fewer than three."""
 
     @property
     def examples(self) -> list[Failure]:
@@ -163,12 +169,13 @@ class Mode:
     def as_json(self) -> dict[str, Any]:
         """Return the mode as plain values."""
         solved, siblings = self.recovery
+        early, late = self.course or (None, None)
         return {
             "mode": self.text,
             "count": len(self.failures),
             "share": self.share,
-            "first_third": self.course[0],
-            "last_third": self.course[1],
+            "first_third": early,
+            "last_third": late,
             "siblings": siblings,
             "recovered": solved,
             "examples": [{"episode": one.attempt.id, "turn": one.turn} for one in self.examples],
@@ -215,16 +222,17 @@ def _explain(one: Attempt, task: Sequence[Attempt], usual: tuple[str, ...]) -> F
 def _end(one: Attempt) -> str:
     """Return the words for an attempt whose end says why it failed, else ""."""
     if one.outcome in MASKED:
-        return f"ended by {one.outcome}: {generalise(one.error)}"
+        return _add_error(f"ended by {one.outcome}", one.error)
     calls = [act for act in one.acts if act.name != ANSWER]
     last = calls[-1] if calls else None
     if last is not None and last.error:
-        words = generalise(last.result)
         if last.error in ("exception", "timeout", "memory"):
-            return f"{last.name} fails ({last.error}): {words}"
+            return _add_error(f"{last.name} fails ({last.error})", last.result)
+        if last.error == "unknown_tool":
+            return "calls a tool that does not exist"
         if not last.name or last.error == "malformed_call":
-            return f"writes a call that cannot be read: {words or generalise(last.error)}"
-        return f"{last.name} refuses the call ({last.error}): {words}"
+            return _add_error("writes a call that cannot be read", last.result)
+        return _add_error(f"{last.name} refuses the call ({last.error})", last.result)
     if len(calls) > 2 and len({act.key for act in calls[-3:]}) == 1:
         return f"repeats the same call of {calls[-1].name}"
     return LIMITS.get(one.outcome, "")
@@ -287,18 +295,23 @@ def _last_tool(names: Sequence[str]) -> str:
     return next((name for name in reversed(names) if name != ANSWER), "the tool")
 
 
-def generalise(text: str, most: int = 80) -> str:
-    """Return the first line of an error without what differs between errors of the same kind."""
+def _add_error(text: str, error: str) -> str:
+    return ": ".join(filter(None, (text, generalise(error))))
+
+
+def generalise(text: str) -> str:
+    """Return the first sentence of an error without what differs between errors of the same kind."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:400]
     for pattern, word in _PARTICULARS:
         line = pattern.sub(word, line)
-    return line[:most]
+    return short(_AROUND.sub("", line).rstrip(".;"))
 
 
-def _thirds(attempts: Sequence[Attempt]) -> tuple[set[str], set[str]]:
-    """Return the ids of the attempts in the first and in the last third of the steps."""
+def _thirds(attempts: Sequence[Attempt]) -> tuple[set[str], ...]:
+    """Return the ids of the attempts in the first and in the last third of the steps; () for fewer than three."""
     steps = sorted({one.step for one in attempts})
-    width = max(1, len(steps) // 3)
+    if (width := len(steps) // 3) == 0:
+        return ()
     first, last = set(steps[:width]), set(steps[-width:])
     return (
         {one.id for one in attempts if one.step in first},
@@ -306,7 +319,9 @@ def _thirds(attempts: Sequence[Attempt]) -> tuple[set[str], set[str]]:
     )
 
 
-def _course(found: Sequence[Failure], thirds: tuple[set[str], set[str]]) -> tuple[float, float]:
+def _course(found: Sequence[Failure], thirds: tuple[set[str], ...]) -> tuple[float, float] | None:
+    if not thirds:
+        return None
     early, late = (
         sum(one.attempt.id in third for one in found) / max(1, len(third)) for third in thirds
     )

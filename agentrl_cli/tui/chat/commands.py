@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl_cli.errors import nearest
-from agentrl_cli.types.plain import parse_json
+from agentrl_cli.types.plain import describe_json_error, parse_json
 
 HELP = """\
 text                  say it as the user (/as-user TEXT too)
@@ -112,7 +112,9 @@ def _call(rest: str) -> Command:
     try:
         arguments = parse_json(text) if text.strip() else {}
     except json.JSONDecodeError as error:
-        return Command(problem=f"the arguments are not JSON: {error.msg} at column {error.colno}")
+        return Command(
+            problem=f"the arguments are not JSON: {describe_json_error(error)} at column {error.colno}"
+        )
     except ValueError as error:
         return Command(problem=f"the arguments cannot be used: {error}")
     if not isinstance(arguments, dict):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_cli.errors import pluralise
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.store.display import image_line
@@ -46,8 +47,8 @@ def _head(store: Store, row: EpisodeRow, run: RunRow | None, episode: Episode) -
     took = f"   {row.seconds:.1f} s" if row.seconds is not None else ""
     yield (
         f"{episode_state(row, run)}   reward {cell(row.reward)}   advantage {cell(row.advantage)}"
-        f"   {row.fact or 'not trained'}   {row.n_turns} turns   {row.n_tokens} tokens ({row.n_model_tokens} sampled)"
-        f"   {row.n_calls} calls ({row.n_tool_errors} failed){took}"
+        f"   {row.fact or 'not trained'}   {pluralise(row.n_turns, 'turn')}   {row.n_tokens} tokens"
+        f" ({row.n_model_tokens} sampled)   {pluralise(row.n_calls, 'call')} ({row.n_tool_errors} failed){took}"
     )
     facts = {
         "started": local_time(row.started),
@@ -69,7 +70,7 @@ def _turn(
     link = continues(episode, turn.index)
     facts = [
         *filter(None, [turn.player, link]),
-        f"{len(span)} tokens",
+        pluralise(len(span), "token"),
         f"{int(span.trained_mask.sum())} sampled" if span.trained_mask.any() else "not trained",
     ]
     facts += [str(turn.stop_reason)] if turn.stop_reason else []

@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 from rich.text import Text
 
+from agentrl_cli.errors import pluralise
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
 from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, layer_key, map_line, shade
 from agentrl_cli.tui.common.text import (
@@ -78,7 +79,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> 
         return [*lines, Text(" no group: a single episode"[:width], FAINT)]
     if rewards:
         spread = f"mean {np.mean(rewards):.2f} sd {np.std(rewards):.2f}".replace(" 0.", " .")
-        lines.append(Text(clip(f"{len(rows)} attempts {spread}", width), FAINT))
+        lines.append(Text(clip(f"{pluralise(len(rows), 'attempt')} {spread}", width), FAINT))
     lines.append(Text("  #   rew   adv tr flags"[:width], FAINT))
     here = ids.index(view.episode.id) if view.episode.id in ids else 0
     first = first_row(here, len(rows), limit)

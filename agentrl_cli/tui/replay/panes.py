@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
-from agentrl_cli.errors import AgentRLError
+from agentrl_cli.errors import AgentRLError, pluralise
 from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import (
@@ -291,7 +291,7 @@ def subhead(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
     """Return the second line: marks of the episode, the list, the link."""
     text = panes.browse.describe() if panes.listed else ""
     if panes.browse.ids is not None:
-        text += f"   {len(panes.browse.ids):,} episodes in the list"
+        text += f"   {pluralise(len(panes.browse.ids), 'episode')} in the list"
     marks = panels.marks(view, panes.following, panes.tokens.branch, panes.around.children)
     text += f"   link {menus.link(panes.episode_id, view, panes.tokens.cursor)}"
     return [Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True)]

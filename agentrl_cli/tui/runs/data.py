@@ -13,10 +13,12 @@ from agentrl_cli.tui.common.charts import chart, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
 WIDE = 98
-"""Least width of a line with room for the next step; the details below always name it."""
+"""Least width of a line with room for a name of usual length."""
 WIDEST = 150
 """And for the model and the pack."""
 NEXT = 30
+"""Most characters of the next step, which the details below always name."""
+NEXT_HEAD = "next: agentrl …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def head_line(width: int) -> str:
     name, kind = _room(width)
     text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
     text += f" {'episodes':>9} {'reward':>7} {'':<{_curve(width)}} {'eval':>5}"
-    text += f"  {'next: agentrl …':<{NEXT}}" * (width >= WIDE)
+    text += f"  {_fit_next(NEXT_HEAD, width, text)}"
     return (text + "  model and pack" * (width >= WIDEST))[:width].ljust(width)
 
 
@@ -118,10 +120,16 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     text += f" {run.state:<11} {step:>9}"
     curve = sparkline(summary.rewards, _curve(width)) if len(summary.rewards) > 1 else ""
     text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {curve:<{_curve(width)}} {num(best, '.2f'):>5}"
-    text += f"  {clip(summary.next.removeprefix('agentrl '), NEXT):<{NEXT}}" * (width >= WIDE)
+    text += f"  {_fit_next(summary.next.removeprefix('agentrl '), width, text)}"
     text += f"  {run.model or '-'} {run.pack}" * (width >= WIDEST)
     style = "#ffd75f" if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
+
+
+def _fit_next(command: str, width: int, before: str) -> str:
+    """Return the column of the next step; empty if the whole command, or the column's title, does not fit."""
+    room = width - len(before) - 2
+    return f"{command * (max(len(command), len(NEXT_HEAD)) <= min(room, NEXT)):<{NEXT}}"
 
 
 def _curve(width: int) -> int:

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from agentrl_cli.errors import AgentRLError
+from agentrl_cli.errors import AgentRLError, pluralise
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.maintenance import delete_run, run_folder
@@ -238,7 +238,7 @@ class RunsScreen(AgentScreen):
             )
             return
         folder = run_folder(self.reader.path, chosen.run)
-        detail = f"{chosen.episodes:,} episodes, {chosen.run.step} steps"
+        detail = f"{pluralise(chosen.episodes, 'episode')}, {pluralise(chosen.run.step, 'step')}"
         detail += f"\nand the folder {folder}" if folder else ""
         self.confirm(f"Delete {chosen.run.name}?", detail, lambda: self._delete(chosen))
 
@@ -249,7 +249,9 @@ class RunsScreen(AgentScreen):
         except (OSError, AgentRLError) as error:
             self.notify(str(error), severity="error", markup=False)
         else:
-            self.notify(f"deleted {summary.run.name} with {count:,} episodes", markup=False)
+            self.notify(
+                f"deleted {summary.run.name} with {pluralise(count, 'episode')}", markup=False
+            )
         self.action_reload()
 
     def action_reload(self) -> None:
@@ -323,7 +325,7 @@ r      read again                q    back
     def on_episode_list_listed(self, event: EpisodeList.Listed) -> None:
         some = "no episodes yet: `agentrl rollout -n 8` makes some"
         empty = "no episodes match" if self.browse.filter else some
-        count = f"{event.count:,} episodes" if event.count else empty
+        count = pluralise(event.count, "episode") if event.count else empty
         self._title("" if event.error else count, event.error)
 
     def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:

@@ -21,17 +21,23 @@ from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, lin
 TITLES = {
     "reward": "REWARD",
     "eval": "SOLVED, eval",
+    "solved": "SOLVED, training",
     "loss": "LOSS",
     "entropy": "ENTROPY",
     "zero_std": "NO SIGNAL",
     "tool_errors": "TOOL ERRORS",
     "kl": "KL",
+    "mismatch": "MISMATCH",
     "grad_norm": "GRAD NORM",
     "length": "TOKENS/EP",
     "clip": "CLIPPED",
     "cut": "CUT OFF",
     "all_solved": "ALL SOLVED",
     "all_failed": "ALL FAILED",
+    "tool_calls": "TOOL CALLS",
+    "turns": "TURNS",
+    "lr": "LEARNING RATE",
+    "seconds": "SECONDS/STEP",
 }
 """Titles of the curves of the overview."""
 LOUD = "bold #ff8f6b"

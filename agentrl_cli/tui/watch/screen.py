@@ -18,6 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
+from agentrl_cli.errors import pluralise
 from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
@@ -288,7 +289,7 @@ class WatchScreen(ControlScreen):
             return
         shown = {other.run.id for other in self.look.others}
         ways = {
-            f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps": partial(
+            f"{'-' if run.id in shown else '+'} {run.name}  {pluralise(run.step, 'step')}": partial(
                 self._compare_with, run.id
             )
             for run in found

@@ -105,6 +105,7 @@ def test_the_course_and_the_recovery_are_counted_by_hand() -> None:
         ("solved", 1),
         ("no call", 1),
         ("no call", 1),
+        ("solved", 2),
         ("solved", 3),
         ("solved", 3),
         ("no call", 3),
@@ -114,17 +115,22 @@ def test_the_course_and_the_recovery_are_counted_by_hand() -> None:
         for n, (kind, step) in enumerate(rows)
         for acts, outcome in [planted(rng, kind, "Oslo", 4)]
     ]
+    assert [mode.course for mode in find_modes([one for one in attempts if one.step != 2])] == [
+        None
+    ]
     (mode,) = find_modes(attempts)
     assert mode.text == "answers without calling weather"
     assert mode.course == (2 / 3, 1 / 3)
     assert mode.recovery == (1 + 1 + 2, 2 + 2 + 2)  # all forks are the first act
-    assert [one.attempt.id for one in mode.examples] == ["1", "5"]
+    assert [one.attempt.id for one in mode.examples] == ["1", "6"]
 
 
 def test_errors_of_a_kind_have_the_same_words() -> None:
     one = "KeyError: 'Bergen' in /home/me/a.py line 12\nmore"
     assert generalise(one) == generalise("KeyError: 'Oslo' in /tmp/x/b.py line 7")
     assert generalise("sh: 1: g++-12: not found") == "sh: N: g++-N: not found"
+    assert generalise("The page is empty. " + 30 * "Try again. ") == "The page is empty"
+    assert len(generalise(30 * "word ")) == 80 and generalise(30 * "word ").endswith("…")
 
 
 def store_of(path: Path, episodes: list[Episode]) -> Store:
@@ -134,16 +140,28 @@ def store_of(path: Path, episodes: list[Episode]) -> Store:
     return store
 
 
+def misfit(problem: str, name: str = "pallets") -> ToolCall:
+    """Return a call with its error as the parser words it: several lines, with an example."""
+    form = 'Expected: <tool_call>\n{"name": "pallets"}\n</tool_call>'
+    return ToolCall("c", name, {"place": "Molde"}, "{}", f"Bad tool call: {problem} {form}")
+
+
 RAISED = ToolResult("KeyError: 'Molde'", error="exception")
 
 
 def episodes() -> list[Episode]:
     call = ToolCall("c", "pallets", {"site": "Molde"}, "{}")
+    missing = misfit('argument "site" is missing.')
+    unknown = misfit('unknown tool "palletsAt"; did you mean pallets?', "palletsAt")
     return [
         attempt(1, "Answer: 7", call=call, result=ToolResult("7"), primary=1.0),
         attempt(2, "Answer: 3", call=call, result=RAISED),
         attempt(3, "Answer: 8", call=call, result=ToolResult("7")),
         attempt(4, "I give up", outcome=Outcome.NO_CALLS),
+        attempt(5, call=missing, result=ToolResult(missing.error or "", error="bad_arguments")),
+        attempt(6, call=missing, result=ToolResult("")),  # of an agent, which got no answer
+        attempt(7, call=unknown, result=ToolResult(unknown.error or "", error="unknown_tool")),
+        attempt(8, call=unknown, result=ToolResult("")),
     ]
 
 
@@ -154,6 +172,8 @@ def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
         "pallets fails (exception): KeyError: …",
         "answers otherwise than pallets says",
         "answers without calling pallets",
+        "pallets refuses the call (bad_arguments): argument … is missing",
+        "calls a tool that does not exist",
     }
 
 
@@ -179,14 +199,14 @@ async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> Non
         never = agree(rows, [row.id for row in rows], "quits")
         assert never is not None and never.kappa == 0.0
         flagged, failed = await scan(store, rows, *load_scanner("scanners.py:bad", tmp_path))
-        assert not flagged and len(failed) == 4 and "KeyError" in failed[0][1]
+        assert not flagged and len(failed) == len(rows) and "KeyError" in failed[0][1]
 
 
 def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     store_of(cli.folder / "agentrl.db", episodes()).close()
     db = ("--db", "agentrl.db")
     report = cli.json("failures", *db)
-    assert report["failed"] == 3 and len(report["modes"]) == 3
+    assert report["failed"] == 7 and len(report["modes"]) == 5
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
     scanned = cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)
