@@ -93,9 +93,10 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     pack = load_pack(tmp_path / "mine")
     assert [len(pack.tasks(split)) for split in ("train", "validation", "test")] == [10, 2, 4]
     assert problems(tmp_path / "mine") == [] and pack.tasks("train")[0].data["answer"].isdigit()
-    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    err = init("few", "--from", "few.jsonl")[1]
-    assert "Too few rows for the split validation and test: 3, all in train." in err
+    for count, splits in ((3, "validation and test"), (5, "validation")):
+        (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
+        err = init(f"few{count}", "--from", "few.jsonl")[1]
+        assert f"Too few rows for the split {splits}: {count}." in err
     (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
     code, err = init("other", "--from", "bare.jsonl")
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()

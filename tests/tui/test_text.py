@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.reports.compare import METRICS
+from agentrl_cli.store import RunRow
 from agentrl_cli.tui.common import charts, episode_view
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.replay import inspector
+from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
+from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 from tests.helpers.processes import run_code
@@ -201,6 +205,15 @@ def test_glyph_rows_and_folds_are_as_asked() -> None:
         1, 2, 1, 2
     ]  # fmt: skip
     assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
+
+
+def test_every_curve_has_a_title_and_a_run_s_next_step_is_whole_or_left_out() -> None:
+    assert [name for name in METRICS if not TITLES.get(name, "")[:2].isupper()] == []
+    run = RunSummary(RunRow("1", "depot1-grpo-2", kind="train", status="finished"), 9, 0.4)
+    shown = [run_line(run, width).plain.partition("  show ")[2].strip() for width in range(80, 160)]
+    heads = ["next: agentrl …" in head_line(width) for width in range(80, 160)]
+    assert {*shown[:70]} == {"", "depot1-grpo-2"} and heads[-1]
+    assert all(head or not text for text, head in zip(shown, heads, strict=True))
 
 
 def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:

@@ -113,9 +113,9 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
             groups.setdefault(question(row["prompt"], row), []).append(row)
         splits = shares([*groups.values()])
         if missing := [split for split in SPLIT if split not in splits]:
-            few = f"Too few rows for the split {' and '.join(missing)}: {len(rows)}, all in train."
+            text = f"Too few rows for the split {' and '.join(missing)}: {len(rows)}."
             draft.notes.append(
-                f"{few} Add rows (hundreds are usual): nothing is held out to measure with."
+                f"{text} Add rows (hundreds are usual): those trained on measure memory."
             )
         return splits
     wanted = [f"a question that needs the tool {name}" for name in draft.names] or ["a question"]
