@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -32,7 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.evaluate.stats import wilson  # noqa: E402  # works without an installation
+from agentrl_cli.commands import main as main_of_agentrl  # noqa: E402  # works without an installation
+from agentrl_cli.evaluate.stats import wilson  # noqa: E402
 from agentrl_cli.registry.plugins import offers  # noqa: E402
 from agentrl_cli.reports.reference import BASES, FILE, curve_file, pick_settings  # noqa: E402
 from agentrl_cli.store import RunRow, Store  # noqa: E402
@@ -70,12 +72,22 @@ TEMPLATE = """\
 
 
 def agentrl(*args: str, cwd: Path) -> str:
-    """Run the command line like a user; return its stdout."""
+    """Run the command line like a user, in a process forked from this one; return its stdout."""
     print(f"$ agentrl {' '.join(args)}", file=sys.stderr, flush=True)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "agentrl_cli", *args]
-    done = subprocess.run(command, cwd=cwd, env=env, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as out:
+
+        def run() -> None:
+            os.dup2(out.fileno(), 1)
+            os.chdir(cwd)
+            sys.exit(main_of_agentrl(args))
+
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise subprocess.CalledProcessError(process.exitcode, ["agentrl", *args])
+        out.seek(0)
+        return out.read()
 
 
 def make_project(source: str, folder: Path, python: str) -> Path:
@@ -232,14 +244,13 @@ def _spoil_reward(project: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def base(args: argparse.Namespace, work: Path) -> None:
+def base(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Count what a model solves before any training, and write it into the plugin's or the pack's bases."""
     project = make_project(args.source, work / _slug(args.source), args.python)
     sets = [word for one in args.set for word in ("--set", one)]
     words = ["rollout", "-n", "12", "-g", "2", "--model", args.model, "--json", *sets]
-    outcomes = Counter(
-        one["outcome"] for one in json.loads(agentrl(*words, cwd=project))["episodes"]
-    )
+    episodes = json.loads(agentrl(*words, cwd=project))["episodes"]
+    outcomes = Counter(one["outcome"] for one in episodes)
     where = place(args.source).with_name(BASES)
     where.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(where.read_text()) if where.is_file() else {}
@@ -248,6 +259,9 @@ def base(args: argparse.Namespace, work: Path) -> None:
     text = json.dumps(kept, indent=1, sort_keys=True)
     where.write_text(re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text) + "\n")
     print(f"{args.source}: {kept[args.model][name]}, {dict(outcomes)}")
+    rewards = [one["reward"] for one in episodes if one["reward"] is not None]
+    sums = {key: sum(one[key] for one in episodes) for key in ("turns", "calls", "tool_errors")}
+    return {"outcomes": outcomes, "reward": round(sum(rewards) / max(len(rewards), 1), 3), **sums}
 
 
 def table(args: argparse.Namespace, work: Path) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
+
+MOST_CHOICES, LOOKED = 8, 100
+"""A family with at most so many answers to its first questions is one of choices."""
+SYSTEM = "Answer the question by calling submit."
+"""With the option `tool=true`: the package's prompts ask for tags."""
 
 
 class Family:
-    """A family's questions, of one seed."""
+    """A family's questions, of one seed. With `tool`, the tool `submit` takes the answer."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         import reasoning_gym
@@ -16,7 +22,8 @@ class Family:
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         name, options = config["package"], {"seed": 0, **config["options"]}
-        system = str(options.pop("system", "direct"))
+        self.tool = config["tool"]
+        system = str(options.pop("system", SYSTEM if self.tool else "direct"))
         if name not in DATASETS:
             raise LookupError("family of reasoning-gym", name, sorted(DATASETS))
         fields = [field.name for field in dataclasses.fields(DATASETS[name][1])]
@@ -25,10 +32,21 @@ class Family:
         self.system = SYSTEM_PROMPTS.get(system, system)
         self.data = reasoning_gym.create_dataset(name, **options)
         self.size, self.distinct = len(self.data), True
+        self.choices = self._find_choices() if self.tool else []
 
     def open(self, sample: int) -> Question:
         """Return a question by its place."""
         return Question(self, self.data[sample])
+
+    def _find_choices(self) -> list[str]:
+        """Return the answers of a family that has few (Yes and No, True and False); else none."""
+        found: set[str] = set()
+        for place in range(min(self.size, LOOKED)):
+            answer = self.data[place]["answer"]
+            found.add(answer)
+            if not isinstance(answer, str) or len(found) > MOST_CHOICES:
+                return []
+        return sorted(found)
 
 
 class Question:
@@ -37,9 +55,19 @@ class Question:
     def __init__(self, family: Family, entry: dict[str, Any]) -> None:
         self._family, self._entry = family, entry
         self._score = 0.0
+        text, self.tools = entry["question"], []
+        if family.tool:
+            answer: dict[str, Any] = {"type": "string", "description": "The answer."}
+            if family.choices:
+                answer["enum"] = family.choices
+                text = f"{text.rstrip()}\nCall submit with answer: {', '.join(family.choices)}."
+            parameters = {"type": "object", "properties": {"answer": answer}}
+            function = {"name": "submit", "description": "Submit the answer."}
+            function |= {"parameters": {**parameters, "required": ["answer"]}}
+            self.tools = [{"type": "function", "function": function}]
         self.prompt = [
             {"role": "system", "content": family.system.strip()},
-            {"role": "user", "content": entry["question"]},
+            {"role": "user", "content": text},
         ]
 
     def say(self, text: str) -> tuple[str, bool]:
@@ -49,6 +77,11 @@ class Question:
         line = re.findall(r"^\W*Answer:(.*)$", text, re.MULTILINE)
         answer = extract_answer(text) or (line[-1] if line else text).strip()
         self._score = float(self._family.data.score_answer(answer, self._entry))
+        return "", True
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """Score the answer of a call, as it is."""
+        self._score = float(self._family.data.score_answer(str(arguments["answer"]), self._entry))
         return "", True
 
     def reward(self) -> float:

@@ -93,6 +93,8 @@ class Game:
         """Those of the game's end."""
         self._asks, self._models, self._random = asks, models, rng
         self._script = itertools.cycle(script) if script else None
+        self._listed: dict[int, str] = {}
+        """The moves that a text last listed for each player."""
         self._heard: dict[int, str] = {}
         """What each scripted player has read so far."""
         self._turn, self._over = threading.Condition(), False
@@ -110,10 +112,15 @@ class Game:
                 state.current_player_id = player
                 return f"{self._read(player)}\nThe game is over.", True
             text = self._read(player)
-        if not self._asks:
-            return text, False
-        moves = dict.fromkeys(move[1:-1] for move in MOVE.findall(text))
-        return f"{text}\nCall act with action: {', '.join(moves) or 'your move'}.", False
+        return f"{text}\n{self._ask(player, text)}" if self._asks else text, False
+
+    def _ask(self, player: int, text: str) -> str:
+        """Return a line that asks for a call, with the moves of the last line that has any, also of an earlier text."""
+        lists = [found for line in text.splitlines() if (found := MOVE.findall(line))]
+        if lists:
+            moves = dict.fromkeys(move[1:-1] for move in lists[-1])  # a single one is an example
+            self._listed[player] = "your move, like " * (len(moves) == 1) + ", ".join(moves)
+        return f"Call act with action: {self._listed.get(player, 'your move')}."
 
     def play(self, move: str) -> None:
         """Make a move of the player whose turn it is."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
+from tests.helpers.gateway import call
 from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """
@@ -19,10 +20,41 @@ for family in ("chain_sum", "countdown", "syllogism", "word_sorting"):
                 same((world.say(text), ("", True)))
                 same((world.reward(), data.score_answer(answer, entry)))
 """
+CALLED = """
+import reasoning_gym
+for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", "True"]), ("chain_sum", [])):
+    data = reasoning_gym.create_dataset(family, seed=3, size=100)
+    options = {"seed": 3, "size": 100}
+    ours = W.WORKER({"package": family, "task": "", "score": "", "tool": True, "options": options})
+    for place in range(EPISODES):
+        entry = data[place]
+        for answer in (entry["answer"], "12", *choices):
+            world = ours.open(place)
+            (tool,) = world.tools
+            given = tool["function"]["parameters"]["properties"]["answer"]
+            text = f"\\nCall submit with answer: {', '.join(choices)}." if choices else ""
+            question = entry["question"].rstrip() if choices else entry["question"]
+            same((world.prompt[1]["content"], question + text), (given.get("enum", []), choices))
+            same((world.call("submit", {"answer": answer}), ("", True)))
+            same((world.reward(), data.score_answer(answer, entry)))
+"""
 
 
 def test_questions_and_scores_are_the_packages() -> None:
     compare("reasoning-gym", "reasoning_gym", SAME)
+
+
+def test_a_call_is_scored_like_a_text_and_few_answers_are_choices() -> None:
+    compare("reasoning-gym", "reasoning_gym", CALLED)
+
+
+async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
+    source = "reasoning-gym:syllogism?tool=true&size=60"
+    said = [call("submit", answer="Yes")]
+    episode = await play_published(source, "reasoning_gym", said, tmp_path / "s")
+    assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED) and episode.tool_calls == 1
+    asked = episode.turns[1].messages[0]["content"]
+    assert asked.endswith("\nCall submit with answer: No, Yes.")
 
 
 async def test_a_family_becomes_a_project(tmp_path: Path) -> None:

@@ -92,7 +92,10 @@ async def test_both_players_of_a_game_are_played(tmp_path: Path) -> None:
     assert sorted(players) == [("player_0",) * 2, ("player_1",) * 2]
     for turn in episode.turns:
         if turn.role == "user":
-            assert f"You are Player {turn.player[-1]}" in turn.messages[0]["content"]
+            read = turn.messages[0]["content"]
+            assert f"You are Player {turn.player[-1]}" in read
+            moves = {"player_0": "fold, call", "player_1": "check, bet"}[turn.player]  # 1 begins
+            assert read.endswith(f"Call act with action: {moves}.")
     text = (tmp_path / "duel" / "task.yaml").read_text()
     assert yaml.safe_load(text)["defaults"]["algo"] == {"advantage": "rae"}
     episode = await play(pack, [BET, BET, BET])  # player 0 may call or fold, and is asked once more
@@ -119,6 +122,23 @@ async def test_a_game_becomes_a_project(tmp_path: Path) -> None:
     assert episode.outcome is Outcome.FAILED and episode.reward == -1, episode.error
     read = episode.turns[0].messages[0]["content"]
     assert "Pig Dice" in read and read.endswith("Call act with action: roll, hold.")
+
+
+@pytest.mark.parametrize(
+    ("source", "move", "asked"),
+    [
+        ("Secretary-v0?N=4", "continue", "accept, continue"),
+        ("GuessTheNumber-v0?min_number=1&max_number=5", "9", "your move, like 5"),
+    ],
+)
+async def test_moves_that_were_listed_once_are_asked_for_again(
+    source: str, move: str, asked: str, tmp_path: Path
+) -> None:
+    said = [call("act", action=move)]
+    source = f"textarena:{source}&tool=true"
+    episode = await play_published(source, "textarena", said, tmp_path / "game")
+    for turn in (episode.turns[0], episode.turns[2]):
+        assert turn.messages[0]["content"].endswith(f"\nCall act with action: {asked}.")
 
 
 @pytest.mark.parametrize(
