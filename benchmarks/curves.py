@@ -127,6 +127,10 @@ def make(args: argparse.Namespace, work: Path) -> None:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         evals = [store.runs.evals(run.id) for run in runs]
         last = min(rows_[-1].step or 0 for rows_ in evals)  # later steps have no share
+        if not last:
+            sys.exit(
+                "No evaluation after the first step: --steps is to be a multiple of train.eval."
+            )
         steps = [
             [row for row in store.runs.steps(run.id) if 0 < row["step"] <= last] for run in runs
         ]

@@ -12,8 +12,11 @@ from agentrl_cli import Config, Episode, ScriptedPolicy, load_pack
 from agentrl_cli.agents.programs import ForeignAgent
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
+from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.registry import resolve
+from agentrl_cli.reports.reference import read_reference
 from agentrl_cli.rollout import Job
+from agentrl_cli.trainer.inputs import Inputs, hash_rows
 from tests.helpers.chat import CHAT
 
 
@@ -118,3 +121,16 @@ async def play_published(source: str, modules: str, said: list[str], folder: Pat
     )
     policy = ScriptedPolicy(said, CHAT.tokenizer)
     return await AgentRollout(policy, CHAT, {pack.name: pack}, config).episode(Job(first, 0))
+
+
+def check_curve(source: str, modules: str, folder: Path) -> None:
+    """Make a project of a source whose curve ships: it comes with its settings, and counts for these rows."""
+    python = python_with(source.partition(":")[0], modules)
+    assert main(["init", str(folder), "--from", source, "--python", python]) == 0
+    pack = load_pack(folder)
+    inputs = Inputs.of(pack.tasks("train"), [pack], "", folder)
+    kept = read_reference(folder, "tiny-tools", hash_rows("".join(inputs.rows)))
+    assert kept is not None and kept["source"] == source
+    defaults = load_yaml(folder / "task.yaml")["defaults"]["rollout"]
+    for name in ("max_turns", "prompts_per_step"):
+        assert defaults[name] == kept["settings"][f"rollout.{name}"]

@@ -49,22 +49,24 @@ class Family:
         return sorted(found)
 
 
+def _make_tool(choices: list[str]) -> dict[str, Any]:
+    """Return the schema of the tool `submit`."""
+    answer: dict[str, Any] = {"type": "string", "description": "The answer."}
+    answer |= {"enum": choices} if choices else {}
+    parameters = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
+    function = {"name": "submit", "description": "Submit the answer.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 class Question:
     """One question; the first answer is the last."""
 
     def __init__(self, family: Family, entry: dict[str, Any]) -> None:
         self._family, self._entry = family, entry
         self._score = 0.0
-        text, self.tools = entry["question"], []
-        if family.tool:
-            answer: dict[str, Any] = {"type": "string", "description": "The answer."}
-            if family.choices:
-                answer["enum"] = family.choices
-                text = f"{text.rstrip()}\nCall submit with answer: {', '.join(family.choices)}."
-            parameters = {"type": "object", "properties": {"answer": answer}}
-            function = {"name": "submit", "description": "Submit the answer."}
-            function |= {"parameters": {**parameters, "required": ["answer"]}}
-            self.tools = [{"type": "function", "function": function}]
+        text, self.tools = entry["question"], [_make_tool(family.choices)] * family.tool
+        if family.choices:
+            text = f"{text.rstrip()}\nCall submit with answer: {', '.join(family.choices)}."
         self.prompt = [
             {"role": "system", "content": family.system.strip()},
             {"role": "user", "content": text},

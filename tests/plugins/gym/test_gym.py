@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli import Outcome, load_pack
+from agentrl_cli import Outcome
 from agentrl_cli.commands import main
-from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.reports.reference import read_reference
-from agentrl_cli.trainer.inputs import Inputs, hash_rows
 from tests.helpers.gateway import call
-from tests.helpers.programs import compare, play_published, python_with
+from tests.helpers.programs import check_curve, compare, play_published, python_with
 
 SAME = """
 import gymnasium, minigrid
@@ -102,18 +99,5 @@ async def test_an_environment_of_the_users_file(
         assert f"mine.py:{line}: make" in read and text in read
 
 
-def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = "gym:FrozenLake-v1?desc=[SF,FG]&is_slippery=false"
-    python = python_with("gym", "gymnasium")
-    lake = tmp_path / "lake"
-    assert main(["init", str(lake), "--from", source, "--python", python]) == 0
-    assert "tiny-tools solved" not in capsys.readouterr().err
-    pack = load_pack(lake)
-    inputs = Inputs.of(pack.tasks("train"), [pack], "", lake)
-    kept = read_reference(lake, "tiny-tools", hash_rows("".join(inputs.rows)))
-    assert kept is not None and kept["source"] == source
-    defaults = load_yaml(lake / "task.yaml")["defaults"]["rollout"]
-    for name in ("max_turns", "prompts_per_step"):
-        assert defaults[name] == kept["settings"][f"rollout.{name}"]
+def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(tmp_path: Path) -> None:
+    check_curve("gym:FrozenLake-v1?desc=[SF,FG]&is_slippery=false", "gymnasium", tmp_path / "lake")

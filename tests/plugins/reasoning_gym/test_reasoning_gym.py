@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.programs import compare, play_published, python_with
+from tests.helpers.programs import check_curve, compare, play_published, python_with
 
 SAME = """
 import reasoning_gym
@@ -55,6 +57,13 @@ async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
     assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED) and episode.tool_calls == 1
     asked = episode.turns[1].messages[0]["content"]
     assert asked.endswith("\nCall submit with answer: No, Yes.")
+
+
+@pytest.mark.parametrize(
+    "family", ["syllogism?tool=true", "calendar_arithmetic?tool=true&tasks=[is_leap_year]"]
+)
+def test_the_shipped_curves_count_for_their_rows(family: str, tmp_path: Path) -> None:
+    check_curve(f"reasoning-gym:{family}", "reasoning_gym", tmp_path / "p")
 
 
 async def test_a_family_becomes_a_project(tmp_path: Path) -> None:

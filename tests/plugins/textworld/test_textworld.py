@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_cli.types import Outcome
 from tests.helpers.gateway import call
-from tests.helpers.programs import compare, play_published
+from tests.helpers.programs import check_curve, compare, play_published
 
 SAME = """
 import textworld
@@ -53,3 +53,7 @@ async def test_a_challenge_becomes_a_project(
     assert (
         "Call act with action: take coin, examine coin" in episode.turns[0].messages[0]["content"]
     )
+
+
+def test_the_shipped_curve_counts_for_its_rows(tmp_path: Path) -> None:
+    check_curve("textworld:tw-coin_collector?level=1&tool=true", "textworld", tmp_path / "coin")
