@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -78,12 +79,13 @@ class Question:
 
         line = re.findall(r"^\W*Answer:(.*)$", text, re.MULTILINE)
         answer = extract_answer(text) or (line[-1] if line else text).strip()
-        self._score = float(self._family.data.score_answer(answer, self._entry))
-        return "", True
+        return self.call("submit", {"answer": answer})
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Score the answer of a call, as it is."""
-        self._score = float(self._family.data.score_answer(str(arguments["answer"]), self._entry))
+        """Score the answer of a call, as it is; 0 if the family cannot read it (prime_factorization: no number)."""
+        answer = str(arguments["answer"])
+        with contextlib.suppress(ValueError):
+            self._score = float(self._family.data.score_answer(answer, self._entry))
         return "", True
 
     def reward(self) -> float:
