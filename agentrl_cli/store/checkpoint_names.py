@@ -35,13 +35,17 @@ def _has_been_evaluated(store: Store, run: RunRow) -> bool:
 
 
 def explain_best(store: Store, name: str | None) -> str:
-    """Return a warning if RUN@best are the weights that a training began with; empty for any other name."""
-    run, step = trained_by(store, name) or (None, 0)
-    if run is None or not run.step or step or not str(name).endswith("@best"):
+    """Return a warning if RUN@best are the weights that a training began with, and later ones are kept; else empty."""
+    if name is None or not name.endswith("@best"):
         return ""
+    best, last = trained_by(store, name), trained_by(store, name.removesuffix("best") + "last")
+    if best is None or last is None or best[1] or not last[1]:
+        return ""
+    run, step = last
     better = "no later evaluation is better"
     why = better if _has_been_evaluated(store, run) else "nothing was evaluated since"
-    return f"{name} is step 0, the untrained base: {why}. {run.name}@last has step {run.step}."
+    began = "step 0, the weights that the training began with"
+    return f"{name} is {began}: {why}. {run.name}@last has step {step}."
 
 
 def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:

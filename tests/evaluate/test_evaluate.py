@@ -531,6 +531,9 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
             full_name(store, "best")
         run = store.runs.add(RunRow(id="", name="fox", started=1.0))
         store.runs.add(RunRow(id="", name="eval-fox", kind="eval", started=2.0))
+        store.runs.update(run.id, step=21)
+        assert not explain_best(store, "fox@best"), "no checkpoint was saved"
+        assert not explain_best(store, "./folder@v1")
         store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "step")
         assert full_name(store, None) == "fox@last"
         store.runs.add_checkpoint(
@@ -555,7 +558,6 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
             and trained_by(store, "tiny") is None
         )
         assert not explain_best(store, "fox@best") and not explain_best(store, "tiny")
-        store.runs.update(run.id, step=20)
         store.runs.add_checkpoint(run.id, 0, tmp_path, {}, "best")
         assert full_name(store, None) == "fox@last", "nothing but the base was evaluated"
         assert "nothing was evaluated since. fox@last has step 20" in explain_best(
