@@ -76,7 +76,7 @@ def _print_walk(run: RunRow, evidence: Evidence, json: bool) -> None:
     if cause is None and not evidence.steps:
         return echo("No step is done yet: there is nothing to judge.")
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
-        echo(f"  {one.stage:<10}  {one.level}{f'  {one.text}' * one.fault}")
+        echo(f"  {one.stage:<10}  {one.level}")
     if cause is not None:
         echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
     else:

@@ -137,7 +137,7 @@ def malformed(*, read: bool) -> Find:
         masked = [one for one in e.episodes if one.outcome in FAULTS]  # their calls may have fitted
         share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded) + len(masked))
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
-        if share < HALF or fitting is not read or (read and grader(e) is not None):
+        if share < HALF or fitting is not read or (read and _contradicted(e) is not None):
             return None
         ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
@@ -163,11 +163,16 @@ def errors(e: Evidence) -> Hit | None:
 def tools(e: Evidence) -> Hit | None:
     """Find the tool that fails most: a call that does not fit its schema never reaches it."""
     ran: dict[str, list[tuple[Episode, ToolCall, ToolResult]]] = defaultdict(list)
-    for item in e.results:
-        if item[2].error not in CALLED_WRONGLY:
-            ran[item[1].name].append(item)
+    for item in _reached(e):
+        ran[item[1].name].append(item)
     hits = [hit for name, items in ran.items() if (hit := _failures(name, items))]
     return max(hits, key=lambda hit: int(hit.words["of"]), default=None)
+
+
+def _reached(e: Evidence) -> list[tuple[Episode, ToolCall, ToolResult]]:
+    """Return the calls that a tool answered: they could be read, and fit its schema."""
+    refused = {"malformed_call", *CALLED_WRONGLY}
+    return [item for item in e.results if item[2].error not in refused]
 
 
 def _failures(tool: str, ran: Sequence[tuple[Episode, ToolCall, ToolResult]]) -> Hit | None:
@@ -192,7 +197,7 @@ def _failures(tool: str, ran: Sequence[tuple[Episode, ToolCall, ToolResult]]) ->
 def arguments(e: Evidence) -> Hit | None:
     """Whether calls of attempts at unsolved tasks refer to anything that stands in the question."""
     solved = sum(one.solved for one in e.graded) / max(1, len(e.graded))
-    ran = [item for item in e.results if item[2].error not in CALLED_WRONGLY]
+    ran = _reached(e)
     if solved > HARDLY or len(ran) < ENOUGH:
         return None
     wrong = [item for item in ran if item[2].error is not None or _foreign_words(*item[:2])]
@@ -243,8 +248,8 @@ def noise(e: Evidence) -> Hit | None:
     return Hit(len(odd), 0.0, a.id, {"of": len(pairs), "one": a.primary, "other": b.primary})
 
 
-def grader(e: Evidence) -> Hit | None:
-    """Compare with the rows' own answers, by family, as far as they are known; then look for a single value."""
+def _contradicted(e: Evidence) -> Hit | None:
+    """Compare the grader with the rows' own answers, by family, as far as they are known."""
     known = [(one, e.expected(one), answer_of(one)) for one in e.graded]
     right = [one for one, want, said in known if want and said == want]
     refused = [one for one in right if not one.solved]
@@ -258,6 +263,13 @@ def grader(e: Evidence) -> Hit | None:
         if len(cases) >= 3 and len(cases) > HALF * len(of):
             words = {"of": len(of), "text": text.format(cases[0].primary or 0.0)}
             return Hit(len(cases), HALF, cases[0].id, words)
+    return None
+
+
+def grader(e: Evidence) -> Hit | None:
+    """Find a grader that the rows' own answers contradict, or that gives a single value."""
+    if (hit := _contradicted(e)) is not None:
+        return hit
     values = {0.0 if one.primary is None else one.primary for one in e.graded}
     if len(e.graded) < 2 * ENOUGH or len(values) > 1 or values & {0.0, 1.0}:
         return None

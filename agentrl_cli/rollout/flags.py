@@ -48,7 +48,7 @@ LOOP_TOKENS = 32
 TOOL_FAULTS = {"exception", "timeout", "memory"}
 """Errors of a call that fit its schema: the tool failed, whatever it was asked."""
 CALLED_WRONGLY = {"bad_arguments", "unknown_tool"}
-"""Errors of a call that reached no tool."""
+"""Errors of a call that could be read and reached no tool."""
 _CUT = {
     Outcome.TRUNCATED_TOKENS: "it ran out of tokens",
     Outcome.TRUNCATED_TURNS: "it ran out of turns",

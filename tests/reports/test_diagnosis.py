@@ -119,7 +119,9 @@ def test_a_tool_error_comes_with_its_text_and_count() -> None:
     assert found is not None and found.episode == "e0"
     assert "(9 of 9) it raises: KeyError: ('steel bolts are', 'Molde')" in found.text
     assert "agentrl tools call pallets" in found.command and '"site": "Molde"' in found.command
-    misfits = [attempt(n, call=call(item=n), result=BAD) for n in range(9, 40)]
+    misfits = [attempt(n, call=call(item=n), result=BAD) for n in range(9, 24)]
+    unread = replace(BAD, error="malformed_call")
+    misfits += [attempt(n, call=call(item=n), result=unread) for n in range(24, 40)]
     among = replace(PLANTED["tools"], episodes=[*PLANTED["tools"].episodes, *misfits])
     assert first_fault(diagnose(among)) == found, "calls that do not fit never reach the tool"
     some = [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]
@@ -153,6 +155,9 @@ def test_calls_that_are_read_but_do_not_fit_are_no_matter_of_the_parser() -> Non
     tasks = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
     both = [one.name for one in diagnose(case(steps([0.0]), [*misfits, *right], tasks=tasks))]
     assert both[0] == "grader" and "malformed" not in both, "training corrects calls, but no grader"
+    partly = [attempt(n, call=short, result=BAD, primary=0.2) for n in range(16)]
+    found = first_fault(diagnose(case(steps([0.0]), partly)))
+    assert found is not None and found.name == "malformed", "one value follows from such calls"
 
 
 def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
