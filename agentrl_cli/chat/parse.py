@@ -303,9 +303,10 @@ def _split_thinking(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _names(text: str, name: str) -> bool:
-    """Whether a text contains a tool's name as a word."""
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+def _first_name(text: str, names: Sequence[str]) -> list[str]:
+    """Return the name that a text contains first as a word, if any."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.findall(rf"(?<!\w)(?:{words})(?!\w)", text)[:1] if names else []
 
 
 def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
@@ -321,7 +322,10 @@ def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -
     if not error:
         error = f'unknown tool "{call.name}"; ' + (f"did you mean {close[0]}?" if close else known)
     # The form is that of the tool that was meant: another one would lead the model there.
-    close = close or [name for name in schemas if len(schemas) == 1 or _names(call.raw, name)][:1]
+    if not close and len(schemas) == 1:
+        close = [*schemas]
+    elif not close and call.arguments is None:  # else its words are those of its arguments
+        close = _first_name(call.raw, [*schemas])
     what = "Malformed tool call" if call.arguments is None else "Bad tool call"
     if call.arguments is None and not close and schemas:
         error = f"{error.removesuffix('.')}; {known}"

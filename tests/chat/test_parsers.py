@@ -182,6 +182,7 @@ BAD = [
         "a JSON list of calls must follow",
     ),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "argum', "string starting at character"),
+    ("mistral", '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "add"', "not valid JSON"),
     ("mistral", "[TOOL_CALLS]add[ARGS]{", "not valid JSON"),
     ("mistral", '[TOOL_CALLS] [{"arguments": {}}]', '"name" is missing'),
     ("llama3_json", '{"name": "add", "parameters": {"a": 1', "not valid JSON"),

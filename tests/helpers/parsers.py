@@ -53,7 +53,7 @@ def check_malformed(name: str, text: str, reason: str) -> None:
     call = next(call for call in parsed.calls if call.error)
     assert call.arguments is None and call.error is not None
     assert reason in call.error and call.error.startswith("Malformed tool call: ")
-    shown = next((name for name in FORMS if name in (call.name, *re.findall(r"\w+", call.raw))), "")
+    shown = next((word for word in (call.name, *re.findall(r"\w+", call.raw)) if word in FORMS), "")
     form = parser.example(shown or "NAME", FORMS.get(shown, {}))
     assert call.error.endswith(f" Expected: {form}")
     assert ("; there are: add, say. " in call.error) is not bool(shown)
@@ -82,7 +82,7 @@ def check_bad_arguments(name: str) -> None:
     expected = parser.example("add", example_arguments(TOOLS[0]))
     wanted = f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
     assert (unknown.error, unknown.arguments) == (wanted, ADD)
-    (other,) = parse_text(parser.example("weather", {}), parser, TOOLS).calls
+    (other,) = parse_text(parser.example("weather", {"of": "say"}), parser, TOOLS).calls
     assert other.error == 'Bad tool call: unknown tool "weather"; there are: add, say.'
     (other,) = parse_text(parser.example("weather", {}), parser, TOOLS[:1]).calls
     assert other.error is not None and other.error.endswith(f"there are: add. Expected: {expected}")
