@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shlex
 from collections import deque
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,7 +137,7 @@ def _require_lines(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(4)
     if head == b"PAR1" or path.suffix in FILES.keys() - {".jsonl", ".json"}:
-        hint = f"`agentrl init NAME --from {path}` makes a task of the rows of a table."
+        hint = f"`agentrl init NAME --from {shlex.quote(str(path))}` makes a task of the rows of a table."
         raise UsageError(f"--data takes JSONL, a conversation on each line, not {path}.", hint=hint)
 
 

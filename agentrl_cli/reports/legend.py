@@ -87,8 +87,8 @@ LEGEND: dict[str, dict[str, str]] = {
         "skipped:limit": "the prompt was too long; with `algo.skip` also out of tokens, or a void turn",
         "skipped:drift": "its turn structure drifted",
         "skipped:bad_tokens": "the stored ids or log-probabilities cannot come from the model's sampling",
-        "skipped:unused": "cancelled, sampled with weights that are too old, replaced after a change, left out by "
-        "`algo.skip.groups`, or a greedy attempt to compare with",
+        "skipped:unused": "cancelled, sampled with weights that are too old, replaced after a change, left over by a "
+        "resume with fewer or smaller groups, left out by `algo.skip.groups`, or a greedy attempt to compare with",
     },
     "Layers: the colours of tokens in replay, by key": {
         "1 push": "gradient weight × (1 − p), what the step moved the token's logit by: `1` to `7` up, `a` to `g` "

@@ -167,7 +167,7 @@ class Reporter:
         """What is reported once a run, and was."""
         self._engine = ""
         self._waits = ""
-        """The oldest thing that the run was last reported to wait for."""
+        """The oldest thing that the run is reported to wait for; empty once it continues."""
         self._ungraded = ""
         """The line about the last step with ungraded episodes."""
         self._lost = 0
@@ -222,9 +222,9 @@ class Reporter:
 
     def waits(self, lines: Sequence[str]) -> None:
         """Report what a run waits for, the oldest first; without lines, that it continues. From any thread."""
-        text = f"the training continues; it waited for {self._waits}"
+        text = "the training continues" + f"; it waited for {self._waits}" * bool(self._waits)
+        self._waits = lines[0].rpartition(", since ")[0] if lines else ""
         if lines:
-            self._waits = lines[0].rpartition(", since ")[0]
             more = f" (and {len(lines) - 1} more: kill -USR1 {os.getpid()})" * (len(lines) > 1)
             text = f"waiting for {lines[0]}{more}"
         self.log("warn" if lines else "info", text)

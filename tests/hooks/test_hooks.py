@@ -350,6 +350,8 @@ async def test_a_run_says_what_it_waits_for(part: str, tmp_path: Path, model: Pa
         trainer.reporter.waits([f"{wanted}, since 12:00:00 (31 s)"])
         trainer.reporter.waits([])
         assert lines[-1] == f"the training continues; it waited for {wanted}"
+        trainer.reporter.waits([])  # SIGUSR1 while nothing is waited for
+        assert lines[-1] == "the training continues"
 
 
 # --- loggers ---

@@ -96,7 +96,7 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     for count, splits in ((3, "validation and test"), (5, "validation")):
         (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
         err = init(f"few{count}", "--from", "few.jsonl")[1]
-        assert f"Too few rows for the split {splits}: {count}." in err
+        assert f"Too few rows for {splits}: {count}." in err
     (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
     code, err = init("other", "--from", "bare.jsonl")
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()

@@ -113,9 +113,9 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
             groups.setdefault(question(row["prompt"], row), []).append(row)
         splits = shares([*groups.values()])
         if missing := [split for split in SPLIT if split not in splits]:
-            text = f"Too few rows for the split {' and '.join(missing)}: {len(rows)}."
+            text = f"Too few rows for {' and '.join(missing)}: {len(rows)}."
             draft.notes.append(
-                f"{text} Add rows (hundreds are usual): those trained on measure memory."
+                f"{text} Add rows (hundreds are usual): tasks that were trained on measure memory."
             )
         return splits
     wanted = [f"a question that needs the tool {name}" for name in draft.names] or ["a question"]
