@@ -61,8 +61,7 @@ def command(
     if not any(episode.graded for episode in episodes):
         first = next((episode for episode in episodes if episode.error), episodes[0])
         raise RunFailed(
-            f"None of {pluralise(len(episodes), 'episode')} could be graded;"
-            f" the first: {first.outcome}: {first.error}",
+            f"None of the {len(episodes)} episodes could be graded; the first: {first.outcome}: {first.error}",
             hint="agentrl replay last",
         )
 
