@@ -44,8 +44,10 @@ class Family:
         found: set[str] = set()
         for place in range(min(self.size, LOOKED)):
             answer = self.data[place]["answer"]
+            if not isinstance(answer, str):  # perhaps a list, which no set takes
+                return []
             found.add(answer)
-            if not isinstance(answer, str) or len(found) > MOST_CHOICES:
+            if len(found) > MOST_CHOICES:
                 return []
         return sorted(found)
 

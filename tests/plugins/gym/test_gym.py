@@ -99,5 +99,8 @@ async def test_an_environment_of_the_users_file(
         assert f"mine.py:{line}: make" in read and text in read
 
 
-def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(tmp_path: Path) -> None:
+def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check_curve("gym:FrozenLake-v1?desc=[SF,FG]&is_slippery=false", "gymnasium", tmp_path / "lake")
+    assert "tiny-tools solved" not in capsys.readouterr().err
