@@ -86,7 +86,7 @@ class Controls:
         """Name what a stop waits for while the block runs, at once if one was requested before."""
         self._part, before = part, self._part
         if self.stopping:
-            self.narrate(f"stopping after this {part}; Ctrl-C again stops now")
+            self.narrate(f"stopping after this {part}; Ctrl-C stops now")
         try:
             yield
         finally:
