@@ -109,10 +109,13 @@ def _find_trained(path: Path, sets: list[str] | None) -> str | None:
     ):
         return None
     from agentrl_cli.store import Store
-    from agentrl_cli.store.checkpoint_names import full_name
+    from agentrl_cli.store.checkpoint_names import explain_best, full_name
 
     with Store.open(path, readonly=True) as store:
         name = full_name(store, None)
+        doubt = explain_best(store, name)
+    if doubt:
+        narrate(doubt)
     if name is not None:
         narrate(f"talking to {name}; --model tiny is the bundled model, untrained")
     return name

@@ -15,6 +15,7 @@ from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.session import Session
 from agentrl_cli.errors import UsageError
+from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient
@@ -240,6 +241,23 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
     assert later.history.lines == ["hi\nyou", "/edit"] and later.history.step(-1) == "/edit"
     kept.write_text("{")
     assert read_history(kept) == [] == read_history(tmp_path / "none")
+
+
+def test_a_best_checkpoint_without_training_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentrl_cli.commands.chat import _find_trained
+
+    path = tmp_path / "a.db"
+    assert _find_trained(path, None) is None
+    with Store.open(path) as store:
+        run = store.runs.add(RunRow("", "fox"))
+        for step, kind in ((0, "best"), (4, "last")):
+            store.runs.add_checkpoint(run.id, step, tmp_path, {}, kind)
+        store.runs.add_eval(EvalRow(run.id, 4, pass_rate=0.1, n_tasks=4))
+    assert _find_trained(path, None) == "fox@best"
+    assert "no later evaluation is better. fox@last has step 4" in capsys.readouterr().err
+    assert _find_trained(path, ["model.name=tiny"]) is None
 
 
 def test_a_project_with_a_server_talks_to_it(
