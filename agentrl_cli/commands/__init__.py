@@ -180,7 +180,7 @@ def load_command(name: str) -> Any:
     from agentrl_cli.models.openmp import limit_openmp
 
     limit_openmp()  # whichever command: `demo`, `check`, `init` compute as well as `train`
-    # Importing torch and transformers makes a million objects, none of them garbage: looking for it takes 0.5 s.
+    # Importing torch and transformers makes a million objects, none of them garbage: looking for it takes 0.4 s.
     gc.set_threshold(10_000, 10, 10)
     _, target_name, _ = commands()[name]
     module_name, _, attribute = target_name.partition(":")

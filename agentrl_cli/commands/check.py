@@ -20,7 +20,7 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
-from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
+from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
 from agentrl_cli.paths import find_pack, find_project
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _try(
     known = {**evidence.tasks, **{task.id: task for task in rows}}
     cause = first_fault(diagnose(dataclasses.replace(evidence, tasks=known)))
     if not as_json:
-        solved = f"{name} solved {found.solved} of {found.rollouts} rollouts ({found.tasks} tasks)"
+        tried = f"{pluralise(found.rollouts, 'rollout')} ({pluralise(found.tasks, 'task')})"
+        solved = f"{name} solved {found.solved} of {tried}"
         failed = "; ".join(f"in {number}, {text}" for text, number, _ in reasons(episodes)[:4])
         others = f"the others: {failed}" if failed else ""
         for line in (solved, others, summary(found), cause.line if cause else ""):
