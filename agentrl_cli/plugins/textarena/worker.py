@@ -7,21 +7,12 @@ import itertools
 import random
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MOVE = re.compile(r"\[(?!(?:GAME|Player|You)\b)[^\]\n]{1,40}\]")
 """A move in a text: what stands in brackets and does not name a speaker."""
 MOST_PLAYERS = 15
-WORDS = {
-    **{"2048": "Up Down Left Right", "Blackjack": "Hit Stand", "FrozenLake": "up down left right"},
-    **{
-        "IteratedMatchingPennies": "heads tails",
-        "IteratedRockPaperScissors": "rock paper scissors",
-    },
-    **{"KuhnPoker": "check bet call fold", "PigDice": "roll hold", "Secretary": "accept continue"},
-}
-"""Games whose moves are always these words, which the tool then lists; any other one is still scored by the game."""
 
 
 class Games:
@@ -43,7 +34,6 @@ class Games:
         if not all(self.opponents):
             raise ValueError("an opponent is self, random, moves like [check, fold], or a model")
         self.asks = config["tool"]
-        self.words = WORDS.get(self.name.partition("-")[0], "").split() * self.asks
         self._make: Callable[[], Any] = lambda: textarena.make(f"{self.name}-raw", **options)
         try:
             self._make()
@@ -71,7 +61,7 @@ class Games:
             if players == 1 and self.asked:
                 raise ValueError(f"{self.name} has one player: leave out {self.asked[0]}")
             if players == 1:
-                return self._make_game(env, {0: ""}, [], random.Random(sample)).players[0]
+                return Game(env, self.asks, {0: ""}, [], random.Random(sample)).players[0]
             return self._begin(env, sample, players)
         raise ValueError(f"{self.name} takes no number of players up to {MOST_PLAYERS}")
 
@@ -84,17 +74,8 @@ class Games:
             models = {own: ""}
         elif opponent != "self":
             models = dict.fromkeys(models, opponent) | {own: ""}
-        game = self._make_game(env, models, script, random.Random(f"{sample}/{attempt}"))
+        game = Game(env, self.asks, models, script, random.Random(f"{sample}/{attempt}"))
         game.prompt = [{"role": "user", "content": f"{self.name}, game {sample}"}]
-        return game
-
-    def _make_game(
-        self, env: Any, models: Mapping[int, str], script: list[str], rng: random.Random
-    ) -> Game:
-        game = Game(env, self.asks, models, script, rng)
-        game.words = self.words
-        for player in game.players * bool(self.words):
-            player.tools = [_make_tool(self.words)]
         return game
 
 
@@ -102,8 +83,6 @@ class Game:
     """One game. `models`: who plays each player, "" for the model that is trained; others are scripted or random."""
 
     prompt: list[dict[str, str]]
-    words: Sequence[str] = ()
-    """The moves that there are, if they are known."""
 
     def __init__(
         self, env: Any, asks: bool, models: Mapping[int, str], script: list[str], rng: random.Random
@@ -138,13 +117,10 @@ class Game:
     def _ask(self, player: int, text: str) -> str:
         """Return a line that asks for a call, with the moves of the last line that has any, also of an earlier text."""
         lists = ([move[1:-1] for move in MOVE.findall(line)] for line in text.splitlines())
-        if self.words:
-            lists = ([move for move in moves if move in self.words] for moves in lists)
         if found := [moves for moves in lists if moves]:
             last = dict.fromkeys(found[-1])  # a single one is an example
             self._listed[player] = "your move, like " * (len(last) == 1) + ", ".join(last)
-        moves = self._listed.get(player) or ", ".join(self.words) or "your move"
-        return f"Call act with action: {moves}."
+        return f"Call act with action: {self._listed.get(player, 'your move')}."
 
     def play(self, move: str) -> None:
         """Make a move of the player whose turn it is."""
@@ -195,19 +171,8 @@ class Game:
         return "\n".join(lines)
 
 
-def _make_tool(words: list[str]) -> dict[str, Any]:
-    """Return the schema of the tool `act` with the moves that there are."""
-    action = {"type": "string", "description": "The action.", "enum": words}
-    parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-    function = {"name": "act", "description": "Take an action in the game."}
-    return {"type": "function", "function": {**function, "parameters": parameters}}
-
-
 class Player:
     """A player that a model plays: a world for one conversation. Its reward is 0 before the game's end."""
-
-    tools: list[dict[str, Any]]
-    """The tool `act`, if its moves are known; if absent, any text is one."""
 
     def __init__(self, game: Game, player: int, model: str) -> None:
         self.game, self.number = game, player
@@ -228,10 +193,6 @@ class Player:
         """Make a move; return what the player reads at its next turn, or at the end."""
         self.game.play(text)
         return self.game.wait(self.number)
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Make the move of a call."""
-        return self.say(str(arguments["action"]))
 
     def reward(self) -> float:
         """Return the player's reward."""
