@@ -203,7 +203,7 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     from agentrl_cli.store import Store
     from agentrl_cli.store.checkpoint_names import explain_best
 
-    again = f"agentrl train --resume {run.name}"
+    again, begin = f"agentrl train --resume {run.name}", ""
     away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
     if away and (context.project / PROJECT_FILE).is_file():
         again += f" --project {shlex.quote(str(context.project))}"
@@ -211,11 +211,11 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
         kept = [checkpoint.step for checkpoint in store.runs.checkpoints(run.id)]
         if (newest := max(kept, default=0)) < run.step:
             why = "its newest checkpoint" if kept else "no checkpoint was saved"
-            again += f" (from step {newest}: {why})"
+            begin = f" (from step {newest}: {why})"
         if watched and run.state in ("failed", "interrupted"):
             text = f"{run.name}: {run.state} at step {run.step}"
             text += f": {run.error}" if run.error else "."
-            raise RunFailed(text, hint=f"Resume it: {again}")
+            raise RunFailed(text, hint=f"Resume it{begin}: {again}")
         evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
         budget = store.journal.newest_event(run.id, "budget")
@@ -232,7 +232,7 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
             f"Budget {budget['seconds']:.0f} s, expected {budget['expected']:.0f} s, took {took:.0f} s"
         )
     if run.status == "stopped":
-        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
+        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it{begin}: {again}")
         if run.error in INTERRUPTED and not watched:
             raise typer.Exit(130)
         return

@@ -121,6 +121,8 @@ class Collector:
                 rest.setdefault(group, []).append(episode_id)
         for group, ids in rest.items():
             self.store.marks.retire(self.run.id, group, ids, Fact.SKIPPED_CUT)
+        for group in rest.keys() - {group[0].group_id for group in groups}:
+            self.store.marks.retire(self.run.id, group + SUFFIX)
 
     def metrics(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
         """What dynamic sampling did in a step; empty if it is off."""

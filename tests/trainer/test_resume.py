@@ -230,8 +230,8 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
     code, said = spawn(project, "train")
     assert "Traceback" not in said, said
     assert code == 130, said
-    assert "stopped after step 1: stopped at once. Resume it: agentrl train --resume" in said, said
-    assert "(from step 0: no checkpoint was saved)" in said, said
+    resume = "Resume it (from step 0: no checkpoint was saved): agentrl train --resume"
+    assert f"stopped after step 1: stopped at once. {resume}" in said, said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 1)
