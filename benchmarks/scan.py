@@ -1,9 +1,9 @@
-"""What the bundled model solves of other projects' environments before any training: where it may learn.
+"""Counts the tasks of other projects' environments that the bundled model solves untrained: where it may learn.
 
     python benchmarks/scan.py --python PATH [PATTERN …]        only sources that a regular expression finds
 
 Each source has 2 attempts at each of 12 tasks, by `curves.base`, which writes them into the plugins' `bases.json`.
-`results/scan.json` has the outcomes, rewards and calls of each; what is there already is not repeated.
+`results/scan.json` has the outcomes, rewards and calls of each; a source that is there already is not repeated.
 """
 
 from __future__ import annotations

@@ -134,10 +134,11 @@ def malformed(*, read: bool) -> Find:
 
     def find(e: Evidence) -> Hit | None:
         bad = [(one, c) for one in e.graded for t in one.turns for c in t.calls if c.error]
-        masked = [one for one in e.episodes if one.outcome in FAULTS]  # their calls may have fitted
+        steps = {one.step for one in e.graded}  # calls of those that a fault ended may have fitted
+        masked = [one for one in e.episodes if one.outcome in FAULTS and one.step in steps]
         share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded) + len(masked))
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
-        if share < HALF or fitting is not read or (read and _contradicted(e) is not None):
+        if share < HALF or fitting is not read or (read and _find_contradiction(e) is not None):
             return None
         ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
@@ -163,13 +164,13 @@ def errors(e: Evidence) -> Hit | None:
 def tools(e: Evidence) -> Hit | None:
     """Find the tool that fails most: a call that does not fit its schema never reaches it."""
     ran: dict[str, list[tuple[Episode, ToolCall, ToolResult]]] = defaultdict(list)
-    for item in _reached(e):
+    for item in _list_executed(e):
         ran[item[1].name].append(item)
     hits = [hit for name, items in ran.items() if (hit := _failures(name, items))]
     return max(hits, key=lambda hit: int(hit.words["of"]), default=None)
 
 
-def _reached(e: Evidence) -> list[tuple[Episode, ToolCall, ToolResult]]:
+def _list_executed(e: Evidence) -> list[tuple[Episode, ToolCall, ToolResult]]:
     """Return the calls that a tool answered: they could be read, and fit its schema."""
     refused = {"malformed_call", *CALLED_WRONGLY}
     return [item for item in e.results if item[2].error not in refused]
@@ -197,7 +198,7 @@ def _failures(tool: str, ran: Sequence[tuple[Episode, ToolCall, ToolResult]]) ->
 def arguments(e: Evidence) -> Hit | None:
     """Whether calls of attempts at unsolved tasks refer to anything that stands in the question."""
     solved = sum(one.solved for one in e.graded) / max(1, len(e.graded))
-    ran = _reached(e)
+    ran = _list_executed(e)
     if solved > HARDLY or len(ran) < ENOUGH:
         return None
     wrong = [item for item in ran if item[2].error is not None or _foreign_words(*item[:2])]
@@ -248,7 +249,7 @@ def noise(e: Evidence) -> Hit | None:
     return Hit(len(odd), 0.0, a.id, {"of": len(pairs), "one": a.primary, "other": b.primary})
 
 
-def _contradicted(e: Evidence) -> Hit | None:
+def _find_contradiction(e: Evidence) -> Hit | None:
     """Compare the grader with the rows' own answers, by family, as far as they are known."""
     known = [(one, e.expected(one), answer_of(one)) for one in e.graded]
     right = [one for one, want, said in known if want and said == want]
@@ -268,7 +269,7 @@ def _contradicted(e: Evidence) -> Hit | None:
 
 def grader(e: Evidence) -> Hit | None:
     """Find a grader that the rows' own answers contradict, or that gives a single value."""
-    if (hit := _contradicted(e)) is not None:
+    if (hit := _find_contradiction(e)) is not None:
         return hit
     values = {0.0 if one.primary is None else one.primary for one in e.graded}
     if len(e.graded) < 2 * ENOUGH or len(values) > 1 or values & {0.0, 1.0}:

@@ -228,7 +228,7 @@ def _table(path: Path) -> Iterator[Numbered]:
 
 
 def _convert_hint(path: Path, data: bytes) -> str:
-    """Return two ways to make a table UTF-8: Excel's, and a command with the encoding that its bytes suggest."""
+    """Return two ways to make a table UTF-8: Excel's, and a command for the encoding that its bytes suggest."""
     runs = re.findall(rb"[\x80-\xff]+", data)
     name = "WINDOWS-1252"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -239,7 +239,7 @@ def _convert_hint(path: Path, data: bytes) -> str:
             name = "GB18030"
     target = path.with_name(f"{path.stem}-utf8{path.suffix}")
     command = f"iconv -f {name} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
-    return f"Save it as `CSV UTF-8` (Excel), or: {command}"
+    return f"Save it as `CSV UTF-8` (Excel), or, if it is {name}: {command}"
 
 
 def _cell(name: str, text: str) -> Any:

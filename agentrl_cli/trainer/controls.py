@@ -59,7 +59,7 @@ class Controls:
         """True after a setting was changed, until the trainer has stored it."""
         self._polling: asyncio.Task[None] | None = None
         self._part = "step"
-        """What is finished before a requested stop."""
+        """The part of the run that a requested stop waits for."""
 
     def listen(self) -> None:
         """First Ctrl-C (or SIGTERM): finish the step and save. Second, or `stop {"now": true}`: stop now."""
@@ -82,8 +82,8 @@ class Controls:
                 return  # not in the main thread: the caller handles signals
 
     @contextlib.contextmanager
-    def finishing(self, part: str) -> Iterator[None]:
-        """Name what a stop waits for while the block runs, at once if one was requested before."""
+    def announce(self, part: str) -> Iterator[None]:
+        """Let a stop wait for this part while the block runs, and say so if one was requested before."""
         self._part, before = part, self._part
         if self.stopping:
             self.narrate(f"stopping after this {part}; Ctrl-C stops now")

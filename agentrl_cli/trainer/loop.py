@@ -236,7 +236,7 @@ class Trainer:
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
         tasks = pluralise(len(self.eval_tasks), "task")
-        with self.controls.finishing(f"evaluation of {tasks}"):
+        with self.controls.announce(f"evaluation of {tasks}"):
             given = (probe, self.eval_tasks, config.train.eval.samples, config.seed)
             result = await evaluate_policy(*given, run_id=self.run.id, step=self.step)
         self._note_rate(result.pass_rate)

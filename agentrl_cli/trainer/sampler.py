@@ -228,7 +228,7 @@ class Collector:
             if kinds:
                 self.rollout.drift[episode.id] = max(kinds, key=KINDS.index)
         for name, ids in others.items():
-            self.store.marks.retire(self.run.id, name, ids)
+            self.store.marks.retire(self.run.id, name, ids, Fact.SKIPPED_CUT)
             self.store.marks.retire(self.run.id, name + SUFFIX)
         return found
 

@@ -81,7 +81,7 @@ class Fact(StrEnum):
     SKIPPED_CANCELLED = "skipped:unused: cancelled"
     SKIPPED_STALE = "skipped:unused: its weights are too old"
     SKIPPED_CHANGED = "skipped:unused: a row, the code or the tokenizer changed before a resume"
-    SKIPPED_CUT = "skipped:unused: a resume under other settings does not ask for it"
+    SKIPPED_CUT = "skipped:unused: a resume asks for another attempt in its place, or for none"
     SKIPPED_BASELINE = "skipped:unused: a greedy attempt to compare with"
     SKIPPED_LEFT_OUT = "skipped:unused: its group is left out (algo.skip.groups)"
 

@@ -193,7 +193,7 @@ def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
 
 def check_whole(after: list[Episode]) -> None:
     """Check that every attempt of every step is there once and decided on, and no group has two prompts."""
-    replaced = (Fact.SKIPPED_CHANGED,)
+    replaced = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CUT)
     kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.fact not in replaced]
     assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
     assert all(e.fact for e in after), "each has its disposition"

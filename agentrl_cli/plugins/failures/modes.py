@@ -114,8 +114,8 @@ LIMITS = {
     "too_long": "does not begin: the prompt is too long",
     "cancelled": "was cancelled",
 }
-_AROUND = re.compile(r"^(?:Bad|Malformed) tool call: |\s*Expected: .*|(?<=[.;]) .*")
-"""What stands around the first sentence, or its first part, of an error."""
+_AROUND = re.compile(r"^(?:Bad|Malformed) tool call: |\s*Expected: .*|(?<=\w\w[.;]) .*")
+"""The words around the first sentence of an error, or its first part; `1.` ends no sentence."""
 _PARTICULARS = (
     (re.compile(r"""(["'“`]).*?(?:\1|”)"""), "…"),
     (re.compile(r"\b0x[0-9a-f]+\b|(?<![A-Za-z])\d(?:[\d.,:]*\d)?"), "N"),

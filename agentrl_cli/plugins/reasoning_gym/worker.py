@@ -83,7 +83,7 @@ class Question:
         return self.call("submit", {"answer": answer})
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Score the answer of a call, as it is. What the family's own code raises masks the attempt."""
+        """Score the answer of a call, as it is. An exception of the family's own code masks the attempt."""
         answer = str(arguments["answer"])
         self._score = float(self._family.data.score_answer(answer, self._entry))
         return "", True
