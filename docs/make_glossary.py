@@ -12,8 +12,8 @@ HEAD = """\
 
 <!-- Written by docs/make_glossary.py from agentrl_cli/reports/legend.py; edit that. -->
 
-The words of the screens, the store and the commands: `agentrl words WORD` explains one, `W` in a screen (`F6` in the
-chat) shows those of all. A filter takes the class of a fact, `agentrl ls -f fact:skipped:no_signal`; after a
+The words of the screens, the store and the commands: `agentrl show --words WORD` explains one, `W` in a screen (`F6` in
+the chat) shows those of all. A filter takes the class of a fact, `agentrl ls -f fact:skipped:no_signal`; after a
 colon stands its reason. An episode without a fact was not part of a training step.
 """
 

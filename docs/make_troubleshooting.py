@@ -27,7 +27,7 @@ walks from the chat template to the evaluations of the newest training, stops at
 number, an episode that proves it and a command. The same rules raise the alerts of a running training, end its
 output, and stand in `agentrl check`, in watch (`9`), and in reports; `train.stop_on` takes their names. Rules about
 the set-up look at the steps before a fall, so that what follows from it is not taken for its cause. `agentrl why
-EPISODE` gives the reasons of one episode, `agentrl words` explains a word of a screen.
+EPISODE` gives the reasons of one episode, `agentrl show --words` explains a word of a screen.
 
 A training that does not move says by itself what it waits for, after 30 seconds in which nothing began, ended or
 advanced: the tool with its arguments, the grader, agent, server, worker, lock, disk or update, of which episode, and
@@ -53,7 +53,7 @@ agentrl why
 训练中的警报、训练结束时的结论、`agentrl check`、watch（按 `9`）和报告用的是同一套规则；
 `train.stop_on` 接受这些规则的名字。
 关于设置的规则只看成绩下跌之前的步，所以后果不会被当成原因。
-`agentrl why EPISODE` 说明某个回合为什么失败，`agentrl words` 解释屏幕上的词。下表中的英文是程序打印的原文。
+`agentrl why EPISODE` 说明某个回合为什么失败，`agentrl show --words` 解释屏幕上的词。下表中的英文是程序打印的原文。
 
 训练若停住不动，30 秒后会自己说明在等什么：哪个回合的哪次工具调用（连同参数）、打分函数、智能体、服务器、
 工作进程、锁、磁盘或更新，以及从什么时候开始等。watch 把它显示在正在运行的回合旁（按 `9` 看全部），

@@ -48,11 +48,10 @@ COMMANDS: dict[str, dict[str, str]] = {
         "why": "Why a training does not learn: the first fault, and a command",
         "replay": "Step through an episode, token by token",
         "ls": "List and search episodes, runs, tasks; read-only SQL",
-        "show": "Print one episode or run",
+        "show": "Print one episode or run; explain a word of the screens",
         "tools": "List, show and call tools",
         "compare": "Two runs task by task, or a run under other rewards",
         "export": "Episodes as JSONL or HTML, a run as a report",
-        "words": "Explain a word, label, flag or rule of the screens",
     },
     "Manage": {
         "db": "The store: status, backup, prune; rename, delete runs",

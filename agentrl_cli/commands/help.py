@@ -29,14 +29,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
     "watch": ("agentrl watch", "agentrl watch RUN --plain"),
     "why": ("agentrl why", "agentrl why RUN --json", "agentrl why EPISODE@t2.31"),
-    "words": ("agentrl words", "agentrl words NOTOOL"),
     "replay": ("agentrl replay best", "agentrl replay last --plain"),
     "ls": (
         "agentrl ls -f 'outcome:failed tool:run_python'",
         "agentrl ls --grep Traceback --ids",
         "agentrl ls --sql 'SELECT count(*) FROM episodes' --format csv",
     ),
-    "show": ("agentrl show last", "agentrl show RUN --time --step 12"),
+    "show": (
+        "agentrl show last",
+        "agentrl show RUN --time --step 12",
+        "agentrl show --words NOTOOL",
+    ),
     "tools list": ("agentrl tools list", "agentrl tools list --json"),
     "tools show": ("agentrl tools show calculator", "agentrl tools show run_python --json"),
     "tools call": (

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "bench": "eval --bench=",
     "report": "export --report",
     "rescore": "compare --rewards",
+    "words": "show --words",
     "sandbox attack": "doctor --sandbox",
 }
 

@@ -1,4 +1,4 @@
-"""`agentrl show`: one episode, or one run, as plain text."""
+"""`agentrl show`: one episode, one run, or the legend of the screens and the store, as plain text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="An episode (id, unique prefix, last, best, worst), or a run.",
+            help="An episode (id, unique prefix, last, best, worst), or a run. Default: last.",
             autocompletion=completion.episodes_and_runs,
         ),
-    ] = "last",
+    ] = "",
     tokens: Annotated[
         bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")
     ] = False,
@@ -31,40 +31,58 @@ def command(
         bool, typer.Option("--time", help="Where the time goes, and a setting for it.")
     ] = False,
     step: Annotated[int | None, typer.Option("--step", help="With --time: a run's step.")] = None,
+    words: Annotated[
+        bool, typer.Option("--words", help="Explain a word, label, flag or rule; no NAME: all.")
+    ] = False,
     json: JsonOption = False,
     *,
     where: RunStoreOptions,
 ) -> None:
     """Print an episode: turns, calls, results, rewards, flags with their evidence; with --tokens every token.
 
+    --words explains the words of the screens; the key W shows the same there.
+
     --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens;
     with --time {"title", "seconds", "spans": [{"kind", "start", "seconds", "label", "branch"}], "totals", "advice",
-    "command"}.
+    "command"}; with --words {section: {word: meaning}}.
     """
-    from agentrl_cli.tui.common.episode_text import episode_lines, run_lines
+    from agentrl_cli.tui.common.episode_text import episode_lines
 
+    if words:
+        return _print_words(name, json)
     with where.open() as store:
-        found = _find(store, name, where.run_id(store))
+        found = _find(store, name or "last", where.run_id(store))
         if time or step is not None:
             return _print_time(store, found, step, json)
-        if isinstance(found, str):
-            turns = len(store.episodes.get(found).turns)
-            if turn is not None and not 0 <= turn < turns:
-                raise NotFound(
-                    f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
-                )
-            if json:
-                return print_episode_json(store, found, tokens=tokens)
-            lines = episode_lines(store, found, tokens=tokens, turn=turn)
-        elif json:
-            steps, evals = store.runs.steps(found.id), store.runs.evals(found.id)
-            state = {"state": found.state, "last_step": steps[-1] if steps else None}
-            alerts = store.journal.folded_alerts(found.id)
-            return echo_json({"run": found, **state, "evals": evals, "alerts": alerts})
-        else:
-            lines = run_lines(store, found)
-        for line in lines:
-            echo(line)
+        if not isinstance(found, str):
+            return _print_run(store, found, json)
+        turns = len(store.episodes.get(found).turns)
+        if turn is not None and not 0 <= turn < turns:
+            raise NotFound(
+                f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
+            )
+        if json:
+            return print_episode_json(store, found, tokens=tokens)
+        echo("\n".join(episode_lines(store, found, tokens=tokens, turn=turn)))
+
+
+def _print_run(store: Store, run: RunRow, json: bool) -> None:
+    from agentrl_cli.tui.common.episode_text import run_lines
+
+    if not json:
+        return echo("\n".join(run_lines(store, run)))
+    steps, evals = store.runs.steps(run.id), store.runs.evals(run.id)
+    state = {"state": run.state, "last_step": steps[-1] if steps else None}
+    alerts = store.journal.folded_alerts(run.id)
+    return echo_json({"run": run, **state, "evals": evals, "alerts": alerts})
+
+
+def _print_words(word: str, json: bool) -> None:
+    from agentrl_cli.reports.legend import find_words, legend_lines
+
+    found = find_words(word)
+    lines = legend_lines(found, min(console().width, 100))
+    return echo_json(found) if json else echo("\n".join(lines))
 
 
 def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The words of the screens, the store and the commands, for `agentrl words`, the key W and docs/glossary.md."""
+"""The words of the screens, the store and the commands, for `agentrl show --words`, the key W and docs/glossary.md."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def find_words(word: str = "") -> dict[str, dict[str, str]]:
     )
     raise NotFound(
         f"No word {word!r} is explained.",
-        hint=f"Near: {', '.join(near)}." if near else "`agentrl words` lists them.",
+        hint=f"Near: {', '.join(near)}." if near else "`agentrl show --words` lists them.",
     )
 
 

@@ -56,7 +56,10 @@ def test_a_project_without_runs_names_the_next_command(project: Path, cli: Cli) 
 
 @pytest.mark.parametrize(
     "begin",
-    ["from agentrl_cli.commands import main; main(['words'])", "from agentrl_cli import Config"],
+    [
+        "from agentrl_cli.commands import main; main(['show', '--words'])",
+        "from agentrl_cli import Config",
+    ],
 )
 def test_threads_sleep_while_they_wait(begin: str) -> None:
     """OpenMP reads its variables when torch loads: before that they stand, whichever command or name comes first."""
@@ -364,6 +367,7 @@ OLD = {
     "report": "fox -o a.html --format html --force --no-mask --json -p . --db a.db",
     "rescore": "fox --set rewards.a=1 --reward a=b.py:c --advantage rloo -f step:1 --name a --no-keep -n 3"
     " -p . --db a.db --json",
+    "words": "LOOP --json",
     "sandbox attack": "--level ns --json",  # --only chose among the 88 programs, which are the tests' now
     "eval --checkpoint": "best --json",
     "eval --families": "a,b --json",
