@@ -247,7 +247,7 @@ def carry_over(e: Evidence) -> Change | None:
 
 def off_reference(e: Evidence) -> Hit | None:
     """Compare with the curves of the pack's reference, the share solved first."""
-    for key in ("solved", "reward"):
+    for key in reference.CURVES:
         values = e.series(key)
         if e.reference is None or not (since := e.reference.leaves(key, values)):
             continue

@@ -22,6 +22,11 @@ from agentrl_cli.errors import DataError
 FILE, EVENT = "reference.json", "reference"
 BASES = "bases.json"
 """In the folder of a plugin's curves: how often a model solved what has no curves, without any training."""
+CURVES = ("solved", "reward", "reward_std")
+"""The metrics that a run is held against, in this order. The share solved varies with the tasks that a step draws; the
+spread of a group's rewards hardly does, and stays where it was if the policy does not change."""
+GOOD = {"solved": 1, "reward_std": -1}
+"""Where to be outside is not a fault: above (more solved), below (attempts that agree)."""
 WINDOW = 8
 """Steps of a mean: single steps draw other tasks."""
 SIGMAS, LEAST = 2.5, 0.02
@@ -58,12 +63,15 @@ class Reference:
     def leaves(self, key: str, values: Sequence[float]) -> int:
         """Return the step from which the newest values are outside the band, 0 if they are not for LASTING steps.
 
-        More solved than in the band is not a fault.
+        More solved than in the band is not a fault, nor is a smaller spread of the rewards.
         """
         pairs = list(zip(smooth(values), self.band(key), strict=False))
         if len(pairs) < len(values):
             return 0  # the curves end before
-        outside = [mean < low or (mean > high and key != "solved") for mean, (low, high) in pairs]
+        good = GOOD.get(key, 0)
+        outside = [
+            (mean < low and good >= 0) or (mean > high and good <= 0) for mean, (low, high) in pairs
+        ]
         since = next((n for n, out in enumerate(reversed(outside)) if not out), len(outside))
         return len(values) - since + 1 if since >= LASTING else 0
 
