@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from agentrl_cli.agents.programs import ForeignAgent  # noqa: E402
 from agentrl_cli.commands import main as main_of_agentrl  # noqa: E402  # works without an installation
 from agentrl_cli.evaluate.stats import wilson  # noqa: E402
+from agentrl_cli.registry import load_file  # noqa: E402
 from agentrl_cli.registry.plugins import offers  # noqa: E402
-from agentrl_cli.reports.reference import BASES, FILE, curve_file, pick_settings  # noqa: E402
+from agentrl_cli.reports.reference import (  # noqa: E402
+    BASES,
+    CURVES,
+    FILE,
+    curve_file,
+    pick_settings,
+)
 from agentrl_cli.store import RunRow, Store  # noqa: E402
 from agentrl_cli.trainer.inputs import EVENT, hash_rows  # noqa: E402
 from benchmarks.machine import machine  # noqa: E402
@@ -56,6 +65,10 @@ KEYS = (
 )
 """Settings that a user is likely to change, kept with the curves."""
 DIGITS = 3
+NOTICED = "off_reference"
+"""The alert of a run that leaves its curves."""
+FAULTS = ("env_error", "sandbox_error", "agent_error", "timeout", "cancelled")
+"""Outcomes that are not the model's; what does not fit its context is."""
 PLANTED: dict[str, dict[str, Any]] = {
     "learning rate 30 times too high": {"lr": 30.0},
     "learning rate 30 times too low": {"lr": 1 / 30},
@@ -84,9 +97,9 @@ def agentrl(*args: str, cwd: Path) -> str:
         process = multiprocessing.get_context("fork").Process(target=run)
         process.start()
         process.join()
-        if process.exitcode:
-            raise subprocess.CalledProcessError(process.exitcode, ["agentrl", *args])
         out.seek(0)
+        if process.exitcode:
+            raise subprocess.CalledProcessError(process.exitcode, ["agentrl", *args], out.read())
         return out.read()
 
 
@@ -116,8 +129,8 @@ def _finished(project: Path, seed: int) -> RunRow | None:
     if not path.is_file():
         return None
     with Store.open(path, readonly=True) as store:
-        done = [row for row in store.runs.all() if row.kind == "train" and row.status == "finished"]
-        return next((row for row in done if row.seed == seed), None)
+        runs = [row for row in store.runs.all() if row.kind == "train" and row.seed == seed]
+        return next((row for row in runs if row.status == "finished" or NOTICED in row.error), None)
 
 
 def make(args: argparse.Namespace, work: Path) -> None:
@@ -138,7 +151,7 @@ def make(args: argparse.Namespace, work: Path) -> None:
         rows = {hash_rows(one["rows"]) for one in inputs}
         curves = {
             key: [[round(float(row.get(key, 0.0)), DIGITS) for row in seed] for seed in steps]
-            for key in ("solved", "reward")
+            for key in CURVES
         }
         content = {
             "source": args.source,
@@ -153,7 +166,7 @@ def make(args: argparse.Namespace, work: Path) -> None:
             "date": date.today().isoformat(),
             "curves": curves,
         }
-    where = place(args.source)
+    where = place(args.source, project)
     where.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content).replace("], [", "],\n  [").replace('}, "', '},\n "')
     where.write_text(text + "\n")
@@ -169,14 +182,26 @@ def _rate(rows: Sequence[Any]) -> dict[str, float]:
     return dict(zip(("value", "low", "high"), values, strict=True))
 
 
-def place(source: str) -> Path:
-    """Return the file of a source's reference."""
+def place(source: str, project: Path) -> Path:
+    """Return the file of the reference of a source, of which `project` was made."""
     kind, _, name = source.partition(":")
     if not name:
         return ROOT / "tasks" / kind / FILE
     module = offers("programs")[kind].partition(":")[0]
     folder = (ROOT / Path(*module.split("."))).parent
-    return curve_file(folder, name)
+    return curve_file(folder, known_name(name, project))
+
+
+def known_name(name: str, project: Path) -> str:
+    """Return the name of an environment wherever it runs. Another process asks it: this one is forked later."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(_ask_name, name, project).result()
+
+
+def _ask_name(name: str, project: Path) -> str:
+    world: ForeignAgent = load_file(project / "agent.py").solve.__self__
+    world.rows(1)
+    return world.find_name(name)
 
 
 def _slug(name: str) -> str:
@@ -184,16 +209,18 @@ def _slug(name: str) -> str:
 
 
 def planted(args: argparse.Namespace, work: Path) -> None:
-    """Train with each planted mistake, and say at which step `off_reference` is first reported."""
-    kept = json.loads(place(args.source).read_text())
+    """Train with each planted mistake until `off_reference` is reported, and print at which step that is."""
+    plain = make_project(args.source, work / _slug(args.source), args.python)
+    reference = place(args.source, plain)
+    kept = json.loads(reference.read_text())
     args.steps = args.steps or 20
     for name, change in PLANTED.items():
         folder = work / f"{_slug(args.source)}-{_slug(name)}"
         project = make_project(args.source, folder, args.python)
-        shutil.copy(place(args.source), project / FILE)
-        more = []
+        shutil.copy(reference, project / FILE)
+        more = ["--set", f"train.stop_on=[{NOTICED}]"]
         if "lr" in change:
-            more += ["--lr", str(kept["settings"]["train.lr"] * change["lr"])]
+            more += ["--lr", f"{kept['settings']['train.lr'] * change['lr']:g}"]
         if "template" in change:
             (project / "other.jinja").write_text(TEMPLATE)
             more += ["--set", "model.chat.template=other.jinja"]
@@ -207,7 +234,7 @@ def planted(args: argparse.Namespace, work: Path) -> None:
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
             found = [row for row in store.journal.folded_alerts(run.id)]
         steps = {str(row["name"]): row["first_step"] for row in found}
-        first = steps.pop("off_reference", None)
+        first = steps.pop(NOTICED, None)
         print(
             f"| {args.source} | {name} | {first or 'not noticed'} | {', '.join(steps)} |",
             flush=True,
@@ -253,12 +280,20 @@ def base(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     project = make_project(args.source, work / _slug(args.source), args.python)
     sets = [word for one in args.set for word in ("--set", one)]
     words = ["rollout", "-n", "12", "-g", "2", "--model", args.model, "--json", *sets]
-    episodes = json.loads(agentrl(*words, cwd=project))["episodes"]
+    try:
+        text = agentrl(*words, cwd=project)
+    except subprocess.CalledProcessError as error:
+        if not (text := error.output):
+            raise
+    episodes = json.loads(text)["episodes"]  # an exit status of 1 as well, if none could be graded
+    if faults := [one["outcome"] for one in episodes if one["outcome"] in FAULTS]:
+        sys.exit(f"{args.source}: {len(faults)} attempts ended as {faults[0]}: nothing is counted.")
     outcomes = Counter(one["outcome"] for one in episodes)
-    where = place(args.source).with_name(BASES)
+    where = place(args.source, project).with_name(BASES)
     where.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(where.read_text()) if where.is_file() else {}
-    name = args.source.partition(":")[2] or args.source
+    name = args.source.partition(":")[2]
+    name = known_name(name, project) if name else args.source
     kept.setdefault(args.model, {})[name] = [outcomes["solved"], outcomes.total()]
     text = json.dumps(kept, indent=1, sort_keys=True)
     where.write_text(re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text) + "\n")

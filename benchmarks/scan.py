@@ -106,6 +106,8 @@ def main() -> None:
                 found = curves.base(args, Path(folder))
             except subprocess.CalledProcessError as error:
                 found = {"error": f"exit status {error.returncode}"}
+            except SystemExit as error:
+                found = {"error": f"{error}"}
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else kept
         kept["sources"][source] = found
         kept |= {"machine": machine(), "date": date.today().isoformat()}

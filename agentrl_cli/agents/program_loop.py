@@ -21,6 +21,7 @@ turn in `prompt` (no message: it was over before) and `say`. A player has a `nam
 the trained one) and `leave()`, which ends the game for all; the rewards are those of the trained model's players.
 Its configuration has `tool` then, and `worker.model` is the request while an episode is played.
 Without `rows` its rows are `open(0)` to `open(size - 1)`; `distinct = True` drops those whose prompt was there before.
+`title` is the environment's own name, if the one that it was given is only where it is.
 `LookupError(kind, name, names)` means an unknown name.
 """
 
@@ -153,7 +154,8 @@ def _import_as(rehearse: Callable[[], None]) -> None:
 async def _answer_to(request: dict[str, Any], worker: Any) -> None:
     try:
         if request["do"] == "rows":
-            answer(id=request["id"], rows=_rows(worker, request["limit"]))
+            rows = _rows(worker, request["limit"])
+            answer(id=request["id"], rows=rows, title=getattr(worker, "title", ""))
         elif hasattr(worker, "open"):
             answer(id=request["id"], reward=play(worker, request))
         else:

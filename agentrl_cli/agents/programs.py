@@ -57,6 +57,8 @@ class ForeignAgent:
         "max_tokens": 8192,
     }
     """Settings of `rollout` for a new project. Most have the schemas of many tools in their prompts."""
+    title = ""
+    """The environment's own name, if `package` is only where it is; set by `rows`."""
     start_seconds = 3600.0
     """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
 
@@ -82,7 +84,14 @@ class ForeignAgent:
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return the first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
-        return list(self._submit(do="rows", limit=limit).result()["rows"])
+        found = self._submit(do="rows", limit=limit).result()
+        self.title = str(found.get("title", ""))
+        return list(found["rows"])
+
+    def find_name(self, source: str) -> str:
+        """Return a source, `PACKAGE?options`, by the name that it has wherever it runs; after `rows`."""
+        package, mark, options = source.partition("?")
+        return f"{self.title or package}{mark}{options}"
 
     async def solve(
         self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0

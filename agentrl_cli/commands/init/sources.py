@@ -205,7 +205,8 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     }
     given = {key: value for key, value in given.items() if value}
     about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
-    draft.rows = program(named, **given).rows(MOST_ROWS)
+    made = program(named, **given)
+    draft.rows, known = made.rows(MOST_ROWS), made.find_name(name)
     if not draft.rows:
         raise DataError(f"{about} has no tasks.")
     words = [_code(named, draft), *(f"{key}={_code(value, draft)}" for key, value in given.items())]
@@ -216,7 +217,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         kind=program.__name__,
     )
     draft.files["agent.py"] = text.encode()
-    kept = curve_file(Path(program.worker).parent, name)
+    kept = curve_file(Path(program.worker).parent, known)
     draft.limits = dict(program.limits)
     if any("players" in row for row in draft.rows):
         draft.limits |= SELF_PLAY
@@ -224,7 +225,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     if kept.is_file():
         draft.files[FILE] = kept.read_bytes()
         draft.limits |= rollout_settings(json.loads(draft.files[FILE]))
-    elif text := describe_bases(kept.parent, name, draft.model):
+    elif text := describe_bases(kept.parent, known, draft.model):
         draft.notes.append(text)
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
 

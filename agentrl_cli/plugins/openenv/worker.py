@@ -26,6 +26,8 @@ MOST_TOOLS = 2000
 """Tools of an environment."""
 PATIENCE = 300.0
 """Seconds that an answer may take."""
+NAMING = 20.0
+"""Seconds that a server has to answer with its name, which is only for finding curves."""
 CLOSING = 10.0
 """Seconds that a server has to end a session."""
 BOOKKEEPING = ("done", "reward", "metadata")
@@ -69,7 +71,7 @@ class OpenEnv:
                 "give it SUPPORTS_CONCURRENT_SESSIONS = True if its sessions share nothing"
             )
         try:
-            self.action = self._fetch_schema()["action"]
+            self.action = self._fetch("/schema", self.patience)["action"]
             self.act = _act(self.action)
         except (*WRONG, OSError, http.client.HTTPException) as error:
             why = said.read() or error
@@ -77,20 +79,26 @@ class OpenEnv:
                 why = f"{why}; export OPENENV_TOKEN=… with its token"
             raise ValueError(f"{self.name} does not answer as an OpenEnv server: {why}") from error
 
+    @property
+    def title(self) -> str:
+        """The name in the server's metadata, by default that of its class; empty if it has none that can be read."""
+        with contextlib.suppress(*WRONG, OSError, http.client.HTTPException):
+            name = self._fetch("/metadata", min(self.patience, NAMING))["name"]
+            return name if isinstance(name, str) else ""
+        return ""
+
     def open(self, sample: int) -> World:
         """Return an environment in a session of its own, reset with the seed."""
         return World(self, sample)
 
-    def _fetch_schema(self) -> Any:
-        request = urllib.request.Request(f"{self.url}/schema", headers=self.headers)
-        until, data = time.monotonic() + self.patience, b""
-        with _HTTP.open(request, timeout=self.patience) as answer:
+    def _fetch(self, path: str, patience: float) -> Any:
+        request = urllib.request.Request(f"{self.url}{path}", headers=self.headers)
+        until, data = time.monotonic() + patience, b""
+        with _HTTP.open(request, timeout=patience) as answer:
             while part := answer.read1(LARGEST):
                 data += part
                 if len(data) > LARGEST or time.monotonic() > until:
-                    raise ValueError(
-                        f"/schema is longer than {LARGEST} bytes or {self.patience:g} s"
-                    )
+                    raise ValueError(f"{path} is longer than {LARGEST} bytes or {patience:g} s")
         return json.loads(data)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.plugins.openenv.agent import OpenEnv
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
@@ -181,6 +182,17 @@ async def test_a_project_of_an_address(
     cli("init", "two", "--from", nowhere, "--python", python, code=1, said="does not answer")
 
 
+def test_curves_are_found_by_the_name_in_the_metadata(
+    servers: dict[str, str], server: tuple[str, str]
+) -> None:
+    url, python = servers["NUMBERS"], python_with("openenv", "openenv websockets")
+    for package, known in ((url, "Numbers"), (f"{server[0]}/go", f"{server[0]}/go")):
+        world = OpenEnv(package, python=python, options={"size": 1})
+        world.rows(1)
+        assert world.find_name(f"{package}?size=6") == f"{known}?size=6"
+        assert world.find_name(package) == known
+
+
 async def test_a_project_of_a_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +204,11 @@ async def test_a_project_of_a_class(
     said = [call("act", number=number) for number in range(10)]
     episode = await episode_of(tmp_path / "numbers", said)
     assert episode.error == "" and episode.reward in {1 - n / 8 for n in range(10)}
+    (tmp_path / "four.py").write_text(
+        f"{SERVER}\n\nclass Connect4Environment(Numbers):\n    pass\n"
+    )
+    counted = "tiny-tools solved 0 of 24 of `Connect4Environment`"  # of one with that name
+    cli("init", "four", "--from", "openenv:four:Connect4Environment?size=6", *given, said=counted)
     cli("init", "box", "--from", "openenv:mine:Box?size=2", *given)
     episode = await episode_of(tmp_path / "box", [call("put", word="a")] * 3)
     assert episode.error == "" and episode.reward == 1.0
