@@ -26,12 +26,21 @@ from agentrl_cli.types import Float32, no_support
 Forward = Callable[[Sequence[MicroBatch]], list[TokenScores]]
 
 
-def score_policy(table: StepTable, backend: ModelCompute, *, bootstrap: bool) -> None:
-    """Fill in old log-probabilities and, with a value head, values; `bootstrap`: those of truncated ends too."""
+def score_policy(
+    table: StepTable,
+    backend: ModelCompute,
+    *,
+    bootstrap: bool,
+    bundles: Sequence[int] | None = None,
+) -> None:
+    """Fill in old log-probabilities and, with a value head, values; `bootstrap`: those of truncated ends too.
+
+    `bundles`: these alone.
+    """
     seen, values = table.columns, backend.critic is not None
     change = _extend_truncated if values and bootstrap else None
     for sequences, scores in _score(
-        table, backend, partial(backend.forward, values=values), change=change
+        table, backend, partial(backend.forward, values=values), bundles, change
     ):
         rows, extended = table.rows(sequences), np.zeros(len(scores.logp), np.bool_)
         at = 0

@@ -79,13 +79,16 @@ class TokenColumns:
         return np.ones(len(self.advantage), np.bool_) if self.accepted is None else self.accepted
 
     def loss_inputs(self, rows: Ints) -> TokenColumns:
-        """Return the columns of some rows that a loss may need."""
+        """Return the columns of some rows that a loss may need; no `old_logp` where none is known yet."""
         names = (
             *("sampled_logp", "sampler_logp", "advantage", "old_logp", "ref_logp", "selected"),
             *("entropy_masked", "teacher_states", "value", "returns"),
         )
         columns = {name: getattr(self, name) for name in names}
-        return TokenColumns(**{n: one[rows] for n, one in columns.items() if one is not None})
+        found = {name: one[rows] for name, one in columns.items() if one is not None}
+        if "old_logp" in found and np.isnan(found["old_logp"]).all():
+            del found["old_logp"]
+        return TokenColumns(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +187,13 @@ class StepTable:
         return column
 
     def record(self, rows: Sequence[Ints], results: Sequence[TokenResults]) -> None:
-        """Write the objective's numbers of each micro-batch; the old log-probabilities only if there are none yet."""
+        """Write the objective's numbers of each micro-batch, and the old log-probabilities that it used."""
         seen = self.columns
-        first = seen.old_logp is None
         for where, found in zip(rows, results, strict=True):
             seen.ratio = self.scatter(seen.ratio, where, found.ratio)
             seen.clipped = self.scatter(seen.clipped, where, found.clipped)
             seen.weight = self.scatter(seen.weight, where, found.weight)
-            if first:
-                seen.old_logp = self.scatter(seen.old_logp, where, found.old_logp)
+            seen.old_logp = self.scatter(seen.old_logp, where, found.old_logp)
 
     def signals(self) -> Iterator[tuple[Episode, TrainSignals]]:
         """Yield each episode with [n] arrays over all of its tokens, NaN where a token was not trained."""

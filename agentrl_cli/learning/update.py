@@ -124,15 +124,17 @@ class Learner:
             return Update()
         table, algo = StepTable.of(step, groups), self.config.algo
         seen = table.columns
-        rejected = self._score(table)
+        parts = [
+            [bundle for group in part for bundle in table.groups[group]]
+            for part in np.array_split(np.arange(len(table.groups)), algo.minibatches)
+        ]
+        rejected = self._score(table, [bundle for part in parts[1:] for bundle in part])
         self._estimate(table, baselines)
         lr = self.learning_rate(step)
         self.compute.begin(lr)
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
-            parts = np.array_split(np.arange(len(table.groups)), algo.minibatches)
-            for number, part in enumerate(parts):
-                bundles = [bundle for group in part for bundle in table.groups[group]]
+            for number, bundles in enumerate(parts):
                 seed = hash((step, epoch, number)) % 2**31
                 for name, value in self._train(table, bundles, lr, seed).items():
                     sums.setdefault(name, []).append(value)
@@ -147,24 +149,27 @@ class Learner:
             result.advantages[episode.id] = float(advantage)
         return result
 
-    def _score(self, table: StepTable) -> dict[str, float]:
-        """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out."""
-        algo = self.config.algo
+    def _score(self, table: StepTable, later: Sequence[int]) -> dict[str, float]:
+        """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out.
+
+        `later`: the bundles behind the first mini-batch, whose own forward still sees the weights before the update.
+        """
+        algo, bootstrap = self.config.algo, self.config.algo.value_head.value_bootstrap
         unknown = any(episode.tokens.support is None for episode in table.episodes)
         if self.config.rollout.truncation.replay and unknown:
             raise ConfigError(
                 "rollout.truncation.replay is set, and an episode has no record of the tokens that could be drawn.",
                 hint="Episodes from a server or an older run have none: leave the setting out.",
             )
-        early = (
-            algo.epochs * algo.minibatches > 1
-            or self.needs in ("values", "teacher")
-            or self.coefficients.in_reward
-        )
-        if (early and not algo.off_policy.bypass) or algo.off_policy.reject != "none":
-            score_policy(table, self.compute, bootstrap=algo.value_head.value_bootstrap)
-        if algo.off_policy.bypass:
-            score_sampled(table, self.compute, bootstrap=algo.value_head.value_bootstrap)
+        far = algo.off_policy
+        early = self.needs in ("values", "teacher") or self.coefficients.in_reward
+        early = early or (bool(later) and self.selects)
+        if (early and not far.bypass) or far.reject != "none":
+            score_policy(table, self.compute, bootstrap=bootstrap)
+        elif later and not far.bypass:
+            score_policy(table, self.compute, bootstrap=bootstrap, bundles=later)
+        if far.bypass:
+            score_sampled(table, self.compute, bootstrap=bootstrap)
         if algo.kl.coef:
             score_reference(table, self.compute)
         if self.teacher is not None:
