@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn.functional import embedding, rms_norm, silu
 
 from agentrl_cli.inference.attention import View
@@ -57,10 +58,7 @@ class LlamaStep:
                 return None
             x = found
         x = x.view(*ids.shape, -1)[:, -1]
-        norm = decoder.norm
-        x = self.weights.product(self._head)(
-            rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-        )
+        x = self.weights.product(self._head)(_norm(x, decoder.norm))
         return x if self._out == 1.0 else x / self._out
 
     def _layer(
@@ -76,25 +74,20 @@ class LlamaStep:
         """Return the rows [n, hidden] after a layer; None if only its keys and values are wanted."""
         attention, dim = layer.self_attn, self._dim
         join, out, widen, down = map(self.weights.product, self._groups[number])
-        norm = layer.input_layernorm
-        joined = join(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon))
+        joined = join(_norm(x, layer.input_layernorm)).view(len(x), -1, dim)
         batch, width = view.positions.shape
-        keys = attention.k_proj.out_features
-        q, k, v = torch.split(
-            joined.view(len(x), -1, dim),
-            [attention.q_proj.out_features // dim, keys // dim, keys // dim],
-            1,
-        )
+        heads, keys = (one.out_features // dim for one in (attention.q_proj, attention.k_proj))
+        # Queries and keys together: half as many operations.
+        both, v = torch.split(joined, [heads + keys, keys], 1)
         if hasattr(attention, "q_norm"):  # Qwen 3: each head normed
-            norms = (attention.q_norm, attention.k_norm)
-            q, k = (
-                rms_norm(each, each.shape[-1:], norm.weight, norm.variance_epsilon)
-                for each, norm in zip((q, k), norms, strict=True)
+            own = (
+                attention.q_norm.weight.expand(heads, -1),
+                attention.k_norm.weight.expand(keys, -1),
             )
+            both = _norm(both, attention.q_norm, torch.cat(own))
         if getattr(attention, "use_rope", 1):
-            q, k = (
-                torch.addcmul(each * turn[0], each.roll(dim // 2, -1), turn[1]) for each in (q, k)
-            )
+            both = torch.addcmul(both * turn[0], both.roll(dim // 2, -1), turn[1])
+        q, k = torch.split(both, [heads, keys], 1)
         q, k, v = (each.view(batch, width, -1, dim).transpose(1, 2) for each in (q, k, v))
         view.update(k, v, number)
         if only_cache:
@@ -103,11 +96,22 @@ class LlamaStep:
         window = getattr(holder, "sliding_window", None)
         mixed = view.attend(q, k, v, scale=attention.scaling, window=window)
         x = torch.add(x, out(mixed.transpose(1, 2).reshape(len(x), -1)), alpha=self._residual)
-        norm = layer.post_attention_layernorm
-        gate, up = widen(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)).chunk(
-            2, -1
-        )
+        gate, up = widen(_norm(x, layer.post_attention_layernorm)).chunk(2, -1)
         return torch.add(x, down(silu(gate).mul_(up)), alpha=self._residual)
+
+
+def _norm(x: Tensor, norm: Any, weight: Tensor | None = None) -> Tensor:
+    """Return rows over the root of their mean square, times the module's weight, or `weight` of the shape of a row.
+
+    On a CPU torch makes it of more and larger operations than these.
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        if weight is None:
+            return rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+        return rms_norm(x, x.shape[-1:], None, norm.variance_epsilon) * weight
+    length = vector_norm(x, dim=-1, keepdim=True)
+    scale = length.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    return torch.mul(x, scale).mul_(norm.weight if weight is None else weight)
 
 
 def _groups(layer: Any) -> tuple[Modules, Modules, Modules, Modules]:
