@@ -201,8 +201,7 @@ class Evidence:
     def expected(self, episode: Episode) -> str:
         """Return the row's right answer as text, "" if no field holds one."""
         task = self.tasks.get(episode.task_id)
-        found = (task.data.get(name) for name in ANSWERS) if task is not None else ()
-        return next((plain(str(x)) for x in found if isinstance(x, (str, int, float))), "")
+        return answer_in(task) if task is not None else ""
 
 
 def describe_change(change: Mapping[str, Any]) -> str:
@@ -219,6 +218,12 @@ def answer_of(episode: Episode) -> str:
     turns = [turn for turn in episode.turns if turn.role == "assistant"][-1:]
     lines = [line for turn in turns for m in turn.messages for line in message_lines([m])]
     return plain(lines[-1].rpartition(":")[2]) if lines else ""
+
+
+def answer_in(task: Task) -> str:
+    """Return a row's right answer as text, "" if no field holds one."""
+    found = (task.data.get(name) for name in ANSWERS)
+    return next((plain(str(x)) for x in found if isinstance(x, (str, int, float))), "")
 
 
 def plain(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.reports.evidence import Evidence, answer_of, plain
+from agentrl_cli.reports.evidence import Evidence, answer_in, answer_of, plain
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, TOOL_FAULTS, find_flags, short
 from agentrl_cli.store.queries import message_lines
 from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason, ToolCall, ToolResult
@@ -23,8 +23,8 @@ LIMITS = {
     Outcome.AGENT_TIMEOUT: "the agent's timeout (task.yaml; else rollout.timeout.episode)",
 }
 """Outcomes of episodes that a limit on time ended, and the setting that has it."""
-ENOUGH, HALF = 8, 0.5
-"""Episodes or calls below which a share says nothing; the share from which most are at fault."""
+ENOUGH, HALF, NEARLY = 8, 0.5, 0.8
+"""Episodes or calls below which a share says nothing; shares from which most, and nearly all, are at fault."""
 HARDLY, FEW_ERRORS = 0.05, 0.05
 """Share solved below which nothing can be reinforced; share of errors that a whole training survives."""
 
@@ -126,11 +126,13 @@ def parser(e: Evidence) -> Hit | None:
     return Hit(1.0, words={"text": e.foreign.partition(" If the model")[0], "parser": name})
 
 
-def malformed(*, read: bool) -> Find:
-    """Find calls of which most do not fit their tool, or (`read` false) cannot be read: a syntax explains those.
+def unless_contradicted(find: Find) -> Find:
+    """Return a rule about calls, which a training corrects, that yields to a grader which the rows contradict."""
+    return lambda e: find(e) if _find_contradiction(e) is None else None
 
-    Training corrects calls that are read, but no grader that refuses right answers: that one is named instead.
-    """
+
+def malformed(*, read: bool) -> Find:
+    """Find calls of which most do not fit their tool, or (`read` false) cannot be read: a syntax explains those."""
 
     def find(e: Evidence) -> Hit | None:
         bad = [(one, c) for one in e.graded for t in one.turns for c in t.calls if c.error]
@@ -138,7 +140,7 @@ def malformed(*, read: bool) -> Find:
         masked = [one for one in e.episodes if one.outcome in FAULTS and one.step in steps]
         share = len({one.id for one, _ in bad}) / max(ENOUGH, len(e.graded) + len(masked))
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
-        if share < HALF or fitting is not read or (read and _find_contradiction(e) is not None):
+        if share < HALF or fitting is not read:
             return None
         ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
@@ -257,14 +259,51 @@ def _find_contradiction(e: Evidence) -> Hit | None:
     families = {one.family for one in right if one.solved}
     wrong = [o for o, want, said in known if want and said != want and o.family in families]
     paid = [one for one in wrong if one.solved]
-    for cases, of, text in (
-        (refused, right, "gives {0:g} to the row's own answer"),
-        (paid, wrong, "gives {0:g} to another answer than the row's"),
+    copied = _list_copied(e)
+    failed = [item for item in copied if not item[0].solved]
+    other = [one for one, row, _ in failed if row]
+    longer = [one for one, row, around in failed if around and not row]
+    for cases, of, most, text in (
+        (refused, right, HALF, "gives {0:g} to the row's own answer"),
+        (paid, wrong, HALF, "gives {0:g} to another answer than the row's"),
+        (
+            other,
+            copied,
+            NEARLY,
+            "expects {1!r} and the tool answers {2!r}, the answer of the row {3},",
+        ),
+        (longer, copied, NEARLY, "expects {1!r} and the tool answers {2!r}"),
     ):
-        if len(cases) >= 3 and len(cases) > HALF * len(of):
-            words = {"of": len(of), "text": text.format(cases[0].primary or 0.0)}
-            return Hit(len(cases), HALF, cases[0].id, words)
+        if len(cases) >= 3 and len(cases) > most * len(of):
+            one = cases[0]
+            row = next((row for same, row, _ in failed if same is one), "")
+            text = text.format(one.primary or 0.0, e.expected(one), answer_of(one), row)
+            return Hit(len(cases), most, one.id, {"of": len(of), "text": text})
     return None
+
+
+def _list_copied(e: Evidence) -> list[tuple[Episode, str, bool]]:
+    """Return the attempts that answer with the result of a call in the question's words.
+
+    With each: the other row that has this answer, "" if it is the row's own or rows are too much alike; and whether the
+    row's answer stands in it among other words.
+    """
+    answers = {task.id: answer_in(task) for task in e.tasks.values()}
+    rows = {text: name for name, text in answers.items() if text}
+    found: dict[str, tuple[Episode, str, bool]] = {}
+    for one, call, result in e.results:
+        said, want = answer_of(one), e.expected(one)
+        if not (want and said) or result.error is not None or _foreign_words(one, call):
+            continue
+        if _holds(plain(result.text), said):
+            row = rows.get(said, "") if said != want and len(rows) > HALF * len(answers) else ""
+            found[one.id] = one, row, said != want and _holds(said, want)
+    return list(found.values())
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether a text has a part as whole words and numbers."""
+    return re.search(rf"(?<![\w.]){re.escape(part)}(?!\w|\.\w)", text) is not None
 
 
 def grader(e: Evidence) -> Hit | None:

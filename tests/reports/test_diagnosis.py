@@ -25,7 +25,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
-from agentrl_cli.types import Outcome, Task, ToolCall
+from agentrl_cli.types import Outcome, Task, ToolCall, ToolResult
 from tests.guards.test_recommended import commands_in, problem_of
 from tests.helpers.cli import Cli
 from tests.helpers.train import trainer_of
@@ -173,6 +173,37 @@ def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
     found = first_fault(diagnose(case(steps([0.0]), half)))
     assert found is not None and "gives the same, 0.5," in found.text
     assert RIGHT["t0"].data["answer"] == 7
+
+
+@pytest.mark.parametrize(
+    ("answers", "result", "says"),
+    [
+        (("61", "48.5"), '{"price": 48.5}', "'61' and the tool answers '48.5', the answer of the row t1, in 3 of 3"),
+        (("26", "31"), "26 pieces", "expects '26' and the tool answers '26 pieces' in 3 of 3"),
+        (("yes", "no", "no", "yes", "no"), "no", ""),
+        (("61", "48.5"), "12", ""),
+    ],
+)  # fmt: skip
+def test_what_the_tool_answers_is_compared_with_the_rows(
+    answers: Sequence[str], result: str, says: str
+) -> None:
+    tasks = {
+        f"t{n}": Task(f"t{n}", "p", "", "train", (), {"answer": answer})
+        for n, answer in enumerate(answers)
+    }
+    said = result.removeprefix('{"price": ').rstrip("}")
+    copied = [
+        attempt(n, f"Answer: {said}", call=BOLTS, result=ToolResult(result)) for n in range(3)
+    ]
+    raised = [attempt(n, call=BOLTS, result=RAISED) for n in range(3, 20)]
+    invented = call(item="roin", site="Molde")
+    made_up = [
+        attempt(n, f"Answer: {said}", call=invented, result=ToolResult(result))
+        for n in range(20, 23)
+    ]
+    found = first_fault(diagnose(case(steps([0.0]), [*copied, *raised, *made_up], tasks=tasks)))
+    assert found is not None and found.name == ("grader" if says else "tools"), found
+    assert says in found.text
 
 
 def test_settings_and_time_limits_stand_in_the_text_of_errors() -> None:
