@@ -29,7 +29,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import NoToolsOption, TemperatureOption, WorkOptions
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import interval, print_rows, write_svg
-from agentrl_cli.errors import GateNotMet, NotFound, UsageError
+from agentrl_cli.errors import GateNotMet, NotFound, UsageError, pluralise
 
 if TYPE_CHECKING:
     from agentrl_cli.evaluate import Comparison, EvalResult
@@ -279,9 +279,8 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     last = results[-1]
     title = "held-out families, never trained on" if split == "heldout" else f"split {split}"
     tools = "" if last.with_tools else ", without tools"
-    echo(
-        f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}"
-    )
+    tried = f"{pluralise(scores[-1].n_tasks, 'task')}, {pluralise(last.k, 'attempt')} each"
+    echo(f"{title}: {tried}, temperature {last.temperature:g}{tools}")
     rows = [
         [f"pass@{k}", *(interval(one.pass_at[k]) for one in scores)] for k in range(1, last.k + 1)
     ]

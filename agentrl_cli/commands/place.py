@@ -27,7 +27,7 @@ def find_db(
     path = db.expanduser() if db else path
     if must_exist and not path.is_file():
         makes = (
-            "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
+            "`agentrl rollout` or `agentrl train` makes the store of a project; --db names another."
         )
         init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
         raise NotFound(f"No store at {path}.", hint=init + makes)

@@ -61,7 +61,7 @@ def command(
     if not any(episode.graded for episode in episodes):
         first = next((episode for episode in episodes if episode.error), episodes[0])
         raise RunFailed(
-            f"None of the {len(episodes)} episodes could be graded; the first: {first.outcome}: {first.error}",
+            f"No episode could be graded (of {len(episodes)}); the first: {first.outcome}: {first.error}",
             hint="agentrl replay last",
         )
 

@@ -11,7 +11,7 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json
 from agentrl_cli.commands.options import StoreOptions
 from agentrl_cli.commands.place import place_in
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import NotFound, pluralise
 from agentrl_cli.paths import find_project
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -72,7 +72,8 @@ def _print_walk(run: RunRow, evidence: Evidence, json: bool) -> None:
         finding = diagnosis.report(cause) if cause else None
         healed, rest = evidence.changes, {"finding": finding, "next": following, "stages": stages}
         return echo_json({"run": run.name, "summary": summary, "healed": healed, **rest})
-    echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
+    summary = summary or f"{pluralise(len(evidence.steps), 'step')}."
+    echo(f"{run.name}: {summary}")
     if cause is None and not evidence.steps:
         return echo("No step is done yet: there is nothing to judge.")
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):

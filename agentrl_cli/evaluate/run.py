@@ -204,7 +204,7 @@ async def evaluate(
         if result.attempts and not any(attempt.graded for attempt in result.attempts):
             first = result.attempts[0]
             raise RunFailed(
-                f"None of the {len(result.attempts)} attempts could be graded; the first: {first.outcome}:"
+                f"No attempt could be graded (of {len(result.attempts)}); the first: {first.outcome}:"
                 f" {first.error}",
                 hint=f"agentrl replay {first.episode_id}",
             )

@@ -142,7 +142,9 @@ def malformed(*, read: bool) -> Find:
         fitting = 2 * sum(call.arguments is not None for _, call in bad) > len(bad)
         if share < HALF or fitting is not read:
             return None
-        ((text, number),) = Counter(short(call.error or "") for _, call in bad).most_common(1)
+        ((text, number),) = Counter(
+            short((call.error or "").partition(". Expected: ")[0]) for _, call in bad
+        ).most_common(1)
         return Hit(share, HALF, bad[0][0].id, {"text": text, "count": number})
 
     return find
@@ -323,7 +325,8 @@ def reasons(episodes: Sequence[Episode]) -> list[tuple[str, int, str]]:
     for one in episodes:
         flags = find_flags(one)
         if one.graded and flags and not one.solved:
-            found[flags[0].name].append((flags[0].evidence, one.id))
+            text = re.sub(r" 1×(?=:)|\.? Expected: .*", "", flags[0].evidence)
+            found[flags[0].name].append((text, one.id))
         elif not one.solved:
             results = [result for turn in one.turns for result in turn.results]
             copied = bool(results) and answer_of(one) == plain(results[-1].text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -44,6 +45,7 @@ class Runs(Part):
     def add(self, run: RunRow) -> RunRow:
         """Insert a run; fills in an empty id and start, numbers a taken name. Returns it as stored.
 
+        The name is made one word of a shell, since messages print commands with it.
         A running one is held by the process of its `pid`, by default this one.
         """
         now = time.time()
@@ -61,10 +63,11 @@ class Runs(Part):
             dir=absolute(self.file.home, run.dir),
         )
         with self.file.transaction() as conn:
-            name, count = run.name or run.id, 1
+            stem = re.sub(r"[^\w.,:@%+=/-]+", "-", run.name or run.id)
+            name, count = stem, 1
             while conn.execute("SELECT 1 FROM runs WHERE name=?", (name,)).fetchone():
                 count += 1
-                name = f"{run.name}-{count}"
+                name = f"{stem}-{count}"
             run = replace(run, name=name)
             if run.tokenizer:
                 conn.execute(NAME_TOKENIZER, (run.tokenizer,))

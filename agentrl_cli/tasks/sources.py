@@ -53,6 +53,7 @@ JSON_COLUMNS = {
     "extra_info",
 }
 """Columns of a table that may hold JSON."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 KINDS = ("path", "hub", "dataset", "generate")
 KEYS = {
     "path": {"form", "limit"},
@@ -145,13 +146,16 @@ def _path(source: Source) -> Iterator[Numbered]:
 
 def jsonl(path: Path) -> Iterator[Numbered]:
     """Yield the rows of the non-empty lines, or the text of a line's error."""
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    data, wrong = path.read_bytes().removeprefix(codecs.BOM_UTF8), ""
+    lines = data.split(b"\n")[: 1 if data.startswith(UTF_16) else None]
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = parse_json(line)
-        except UnicodeDecodeError as error:
-            yield number, f"not UTF-8: {error.reason} at byte {error.start}."
+        except UnicodeDecodeError:
+            wrong = wrong or f"not UTF-8. {_convert_hint(path, data)}"
+            yield number, wrong
         except json.JSONDecodeError as error:
             yield number, f"not JSON: {describe_json_error(error)} at column {error.colno}."
         except ValueError as error:
@@ -163,9 +167,10 @@ def jsonl(path: Path) -> Iterator[Numbered]:
 def _json(path: Path) -> Iterator[Numbered]:
     """Yield a JSON array of objects, or an object whose only list (`data`, `rows` …) is one."""
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.") from error
+        text = f"{path}: not UTF-8: {error.reason} at byte {error.start}."
+        raise DataError(text, hint=_convert_hint(path, error.object)) from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not JSON: {describe_json_error(error)} at column {error.colno}."
@@ -228,10 +233,10 @@ def _table(path: Path) -> Iterator[Numbered]:
 
 
 def _convert_hint(path: Path, data: bytes) -> str:
-    """Return two ways to make a table UTF-8: Excel's, and a command for the encoding that its bytes suggest."""
+    """Return how to make a file UTF-8: a command for the encoding that its bytes suggest; for a table also Excel's."""
     runs = re.findall(rb"[\x80-\xff]+", data)
     name = "WINDOWS-1252"
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if data.startswith(UTF_16):
         name = "UTF-16"
     elif sum(map(len, runs)) >= 2 * len(runs):  # letters of the West stand alone between others
         with contextlib.suppress(UnicodeDecodeError):
@@ -239,7 +244,8 @@ def _convert_hint(path: Path, data: bytes) -> str:
             name = "GB18030"
     target = path.with_name(f"{path.stem}-utf8{path.suffix}")
     command = f"iconv -f {name} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
-    return f"Save it as `CSV UTF-8` (Excel), or, if it is {name}: {command}"
+    table = "Save it as `CSV UTF-8` (Excel), or, if" if path.suffix in (".csv", ".tsv") else "If"
+    return f"{table} it is {name}: {command}"
 
 
 def _cell(name: str, text: str) -> Any:

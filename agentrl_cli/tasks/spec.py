@@ -196,7 +196,7 @@ def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
         elif name in extra:
             tools.append(extra[name])
         else:
-            found = resolve("tools", TOOLS, name, base=folder)
+            found = resolve("tools", {**TOOLS, **extra}, name, base=folder)
             made = None
             if isinstance(found, Mapping):
                 made = adapt("table", f"{folder / 'task.yaml'}: {name}", found, schemas)

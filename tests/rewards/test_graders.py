@@ -341,8 +341,8 @@ def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
         code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n",
     )
     write_project(tmp_path, model, eval={"k": 1, "limit": 2})
-    cli("rollout", "-n", "2", code=1, said="None of the 2 episodes could be graded")
-    cli("eval", code=1, said="None of the 2 attempts could be graded")
+    cli("rollout", "-n", "2", code=1, said="No episode could be graded (of 2)")
+    cli("eval", code=1, said="No attempt could be graded (of 2)")
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
         assert {row.reward for row in store.episodes.rows(store.episodes.ids("", "time"))} == {None}
     (tmp_path / "data" / "train.jsonl").write_text("")

@@ -366,6 +366,12 @@ def test_runs_by_name_prefix_and_id(store: Store) -> None:
         store.runs.update(first.id, statsu="x")
 
 
+def test_a_run_s_name_is_one_word_of_a_shell(store: Store) -> None:
+    names = ["my depot-grpo", "my depot-grpo", "仓库-grpo", "a'b; $(c)"]
+    added = [store.runs.add(RunRow(id="", name=name)).name for name in names]
+    assert added == ["my-depot-grpo", "my-depot-grpo-2", "仓库-grpo", "a-b-c-"]
+
+
 def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
     run = store.runs.add(RunRow(id="r1", name="a"))
     store.runs.add_step("r1", 1, {"reward": 0.25, "kl": math.nan})

@@ -113,7 +113,8 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
         ("a.csv", '\ufeffQ, A \r\n"What is 1+1,\r\nplease?",2\r\nWhat is 2+2?,4\r\n'),
         ("b.csv", "id;Question;Expected\n7;What is 1+1,\\nplease?;2\n;;\n8;What is 2+2?;4\n"),
         ("c.tsv", "问题\t答案\nWhat is 1+1?\t2\nWhat is 2+2?\t4\n"),
-        ("d.jsonl", '{"q": "What is 1+1?", "a": 2}\n{"q": "What is 2+2?", "a": 4}\n'),
+        ("d.jsonl", '\ufeff{"q": "What is 1+1?", "a": 2}\n{"q": "What is 2+2?", "a": 4}\n'),
+        ("f.json", '\ufeff[{"q": "What is 1+1?", "a": 2}, {"q": "What is 2+2?", "a": 4}]'),
         ("e.csv", 'messages,label\n"[{""role"": ""user"", ""content"": ""What is 1+1?""}]",2\n'),
     ],
 )
@@ -154,23 +155,33 @@ def test_a_table_that_is_no_rows_says_what_it_has(
 
 
 @pytest.mark.parametrize(
-    ("text", "encoding"),
+    ("ending", "text", "encoding"),
     [
-        ("q,a\nh\xe9 ist 2€?,2\n", "cp1252"),
-        ("问题,答案\n二?,2\n", "gbk"),
-        ("q\ta\né?\t2\n", "utf-16"),
+        (".csv", "q,a\nh\xe9 ist 2€?,2\n", "cp1252"),
+        (".csv", "问题,答案\n二?,2\n", "gbk"),
+        (".csv", "q\ta\né?\t2\n", "utf-16"),
+        (".jsonl", '{"q": "二?", "a": 2}\n{"q": "三?", "a": 3}\n', "gb18030"),
+        (".jsonl", '{"q": "二?", "a": 2}\n{"q": "三?", "a": 3}\n', "utf-16"),
+        (".json", '[{"q": "h\xe9?", "a": 2}]', "cp1252"),
     ],
 )
-def test_a_table_in_another_encoding_is_converted_by_the_command_that_is_printed(
-    init: Init, tmp_path: Path, text: str, encoding: str
+def test_rows_in_another_encoding_are_converted_by_the_command_that_is_printed(
+    init: Init, tmp_path: Path, ending: str, text: str, encoding: str
 ) -> None:
-    (tmp_path / "a b.csv").write_bytes(text.encode(encoding))
-    code, err = init("mine", "--from", "a b.csv")
-    assert code == 2 and "not UTF-8" in err and "CSV UTF-8" in err
+    (tmp_path / f"a b{ending}").write_bytes(text.encode(encoding))
+    code, err = init("mine", "--from", f"a b{ending}")
+    assert code == 2 and "not UTF-8" in err and ("CSV UTF-8" in err) is (ending == ".csv")
     subprocess.run(err[err.index("iconv -f") :], shell=True, check=True)
-    assert (tmp_path / "a b-utf8.csv").read_text("utf-8") == text
-    code, err = init("mine", "--from", "a b-utf8.csv")
+    assert (tmp_path / f"a b-utf8{ending}").read_text("utf-8") == text
+    code, err = init("mine", "--from", f"a b-utf8{ending}")
     assert code == 0, err
+
+
+def test_ids_that_are_there_twice_are_refused_with_their_lines(init: Init, tmp_path: Path) -> None:
+    rows = [{"id": f"r{n // 2}", "prompt": f"{n}+1?", "answer": n + 1} for n in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, err = init("mine", "--from", "a.jsonl")
+    assert code == 2 and "a.jsonl:2: the id 'r0' is also in line 1." in err
 
 
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:

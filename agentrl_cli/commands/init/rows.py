@@ -44,6 +44,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     """Return the rows of a file in AgentRL's own form, and where each stands. Raises DataError."""
     rows: list[Row] = []
     places: list[str] = []
+    ids: dict[str, int] = {}
     for number, row in FILES[path.suffix](path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
@@ -57,6 +58,9 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
             raise DataError(text, hint=HOW)
         if "id" in made:
             made["id"] = str(made["id"])
+            if (first := ids.setdefault(made["id"], number)) != number:
+                text = f"{path}:{number}: the id {made['id']!r} is also in line {first}."
+                raise DataError(text, hint="Correct one of the two, or leave the ids out.")
         rows.append(made)
         places.append(f"{path}:{number}")
     if not rows:

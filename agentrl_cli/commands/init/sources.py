@@ -11,6 +11,7 @@ NAME:PACKAGE  NAME:PACKAGE@TASK         tasks, tools and scorers of another proj
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -98,7 +99,9 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
             return _functions(draft, path)
         draft.agent = f"{path.name}:{agent}"
         return _copy(draft, path)
-    described = load_yaml(path) if path.suffix == ".json" else None
+    described = None
+    with contextlib.suppress(ConfigError):  # `_rows` has the better message for broken JSON
+        described = load_yaml(path) if path.suffix == ".json" else None
     service = isinstance(described, dict) and ("openapi" in described or "swagger" in described)
     if service or path.suffix in {".yaml", ".yml"}:
         return _openapi(draft, path)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.rollout.flags import short
+from agentrl_cli.rollout.flags import CALLED_WRONGLY, short
 from agentrl_cli.store.queries import message_lines
 
 if TYPE_CHECKING:
@@ -189,8 +189,9 @@ def find_modes(attempts: Sequence[Attempt]) -> list[Mode]:
     for one in attempts:
         by_task[one.task].append(one)
         if one.solved:
-            patterns[one.family][_names(one)] += 1
-            patterns[""][_names(one)] += 1
+            names = _names(one, answered=True)
+            patterns[one.family][names] += 1
+            patterns[""][names] += 1
     usual = {family: found.most_common(1)[0][0] for family, found in patterns.items()}
     modes: defaultdict[str, list[Failure]] = defaultdict(list)
     for one in attempts:
@@ -241,7 +242,7 @@ def _end(one: Attempt) -> str:
 def _difference(one: Attempt, solved: Attempt | None, fork: int, usual: tuple[str, ...]) -> str:
     """Return the words for the first act that differs from those that solve the task, or tasks of the family."""
     mine = _names(one)
-    theirs = _names(solved) if solved is not None else usual
+    theirs = _names(solved, answered=True) if solved is not None else usual
     if not theirs:
         return f"no attempt at such a task is solved; it goes {' → '.join(mine) or 'nowhere'}"
     if mine != theirs:
@@ -285,9 +286,10 @@ def _loads(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _names(one: Attempt) -> tuple[str, ...]:
-    """Return the names of its acts; the same tool several times in a row counts once."""
-    names = [act.name for act in one.acts]
+def _names(one: Attempt, *, answered: bool = False) -> tuple[str, ...]:
+    """Return the names of its acts, or of those that reached a tool; the same several times in a row counts once."""
+    refused = {"malformed_call", *CALLED_WRONGLY} if answered else ()
+    names = [act.name for act in one.acts if act.error not in refused]
     return tuple(name for n, name in enumerate(names) if not n or name != names[n - 1])
 
 

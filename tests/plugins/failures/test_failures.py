@@ -92,6 +92,17 @@ def test_six_planted_kinds_are_distinguished(seed: int) -> None:
     assert score >= 0.8, Counter((kinds[id], found[id]) for id in kinds)
 
 
+def test_a_call_that_reached_no_tool_is_not_what_is_right() -> None:
+    asked, answer = Act(4, "stock", '{"item": "nut"}', "", "5"), Act(6, ANSWER, "Answer: 5")
+    missed = Act(2, "patck", '{"item": "nut"}', "unknown_tool", "unknown tool")
+    other = Act(2, "price", '{"item": "nut"}', "", "12")
+    attempts = [
+        Attempt("a", "p:1", "f", 1, "solved", "", (), (missed, asked, answer)),
+        Attempt("b", "p:1", "f", 1, "failed", "", (), (other, answer)),
+    ]
+    assert [mode.text for mode in find_modes(attempts)] == ["calls price where stock is right"]
+
+
 def test_the_cost_grows_with_the_number_of_attempts() -> None:
     def work(size: int) -> None:
         assert find_modes(make(random.Random(0), size)[0])
