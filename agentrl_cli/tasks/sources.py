@@ -243,7 +243,10 @@ def _convert_hint(path: Path, data: bytes) -> str:
             data.decode("gb18030")
             name = "GB18030"
     target = path.with_name(f"{path.stem}-utf8{path.suffix}")
-    command = f"iconv -f {name} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
+    source, made = shlex.quote(str(path)), shlex.quote(str(target))
+    command = f"iconv -f {name} -t UTF-8 {source} > {made}"
+    if path.parent.name == "data":  # of a pack, where another file is another split
+        command += f" && mv {made} {source}"
     table = "Save it as `CSV UTF-8` (Excel), or, if" if path.suffix in (".csv", ".tsv") else "If"
     return f"{table} it is {name}: {command}"
 
