@@ -63,14 +63,16 @@ class Reference:
     def leaves(self, key: str, values: Sequence[float]) -> int:
         """Return the step from which the newest values are outside the band, 0 if they are not for LASTING steps.
 
-        More solved than in the band is not a fault, nor is a smaller spread of the rewards.
+        More solved than in the band is not a fault, nor is a smaller spread of the rewards. The spread counts from
+        step WINDOW on: where few are solved, it varies with the tasks as well.
         """
         pairs = list(zip(smooth(values), self.band(key), strict=False))
         if len(pairs) < len(values):
             return 0  # the curves end before
-        good = GOOD.get(key, 0)
+        good, first = GOOD.get(key, 0), WINDOW if key == "reward_std" else 1
         outside = [
-            (mean < low and good >= 0) or (mean > high and good <= 0) for mean, (low, high) in pairs
+            step >= first and ((mean < low and good >= 0) or (mean > high and good <= 0))
+            for step, (mean, (low, high)) in enumerate(pairs, 1)
         ]
         since = next((n for n, out in enumerate(reversed(outside)) if not out), len(outside))
         return len(values) - since + 1 if since >= LASTING else 0

@@ -280,7 +280,7 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
 
 STEADY = Reference(
     {"train.lr": 3e-4},
-    {"solved": [[0.4] * 8, [0.6] * 8], "reward": [[1.0] * 8], "reward_std": [[0.1] * 8]},
+    {"solved": [[0.4] * 8, [0.6] * 8], "reward": [[1.0] * 8], "reward_std": [[0.1] * 12]},
 )
 
 
@@ -305,7 +305,8 @@ def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
         ("solved", [1.0] * 8, 0),  # more is better
         ("reward", [1.5] * 8, 1),
         ("reward", [1.0] * 6 + [1.5] * 2, 0),  # not for LASTING steps
-        ("reward_std", [0.4] * 8, 1),
+        ("reward_std", [0.4] * 9, 0),  # not before step WINDOW
+        ("reward_std", [0.4] * 10, 8),
         ("reward_std", [0.0] * 8, 0),  # attempts that agree are not a fault
         ("solved", [0.0] * 9, 0),  # longer than the reference
     ],
