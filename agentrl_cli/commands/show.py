@@ -19,7 +19,7 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="An episode (id, unique prefix, last, best, worst), or a run. Default: last.",
+            help="An episode (id, unique prefix, last, best, worst), a run, or with --words a word. Default: last.",
             autocompletion=completion.episodes_and_runs,
         ),
     ] = "",

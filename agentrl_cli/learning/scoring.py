@@ -35,7 +35,7 @@ def score_policy(
 ) -> None:
     """Fill in old log-probabilities and, with a value head, values; `bootstrap`: those of truncated ends too.
 
-    `bundles`: these alone.
+    `bundles`: only those of these bundles; None: of all.
     """
     seen, values = table.columns, backend.critic is not None
     change = _extend_truncated if values and bootstrap else None

@@ -152,7 +152,8 @@ class Learner:
     def _score(self, table: StepTable, later: Sequence[int]) -> dict[str, float]:
         """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out.
 
-        `later`: the bundles behind the first mini-batch, whose own forward still sees the weights before the update.
+        `later`: the bundles of all mini-batches but the first. That one needs no scoring: its own forward still sees
+        the weights before the update (with dropout, where there is some).
         """
         algo, bootstrap = self.config.algo, self.config.algo.value_head.value_bootstrap
         unknown = any(episode.tokens.support is None for episode in table.episodes)

@@ -24,7 +24,7 @@ BASES = "bases.json"
 """In the folder of a plugin's curves: how often a model solved what has no curves, without any training."""
 CURVES = ("solved", "reward", "reward_std")
 """The metrics that a run is held against, in this order. The share solved varies with the tasks that a step draws; the
-spread of a group's rewards hardly does, and stays where it was if the policy does not change."""
+spread of a group's rewards varies less, and stays where it was if the policy does not change: see `leaves`."""
 GOOD = {"solved": 1, "reward_std": -1}
 """Where to be outside is not a fault: above (more solved), below (attempts that agree)."""
 WINDOW = 8
