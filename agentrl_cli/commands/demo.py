@@ -87,12 +87,13 @@ def command(
 
 def _shorten(settings: Path, changes: Mapping[str, str]) -> None:
     """Change a new project's training: in its settings, so that a demo that is cut short continues with them."""
-    text = settings.read_text(encoding="utf-8")
+    above, title, section = settings.read_text(encoding="utf-8").partition("\ntrain:\n")
     for key, value in changes.items():
-        if line := re.search(rf"(?m)^(  {key}: )\S+ *", text):
-            text = text.replace(line[0], f"{line[1]}{value}".ljust(len(line[0])), 1)
+        if line := re.search(rf"(?m)^(  {key}: )\S+ *", section):
+            new = f"{line[1]}{value}".ljust(len(line[0]))
+            section = section[: line.start()] + new + section[line.end() :]
     if changes:
-        settings.write_text(text.replace("\ntrain:\n", LOSS, 1), encoding="utf-8")
+        settings.write_text(above + (LOSS if title else "") + section, encoding="utf-8")
 
 
 def _train(folder: Path, steps: int | None) -> None:

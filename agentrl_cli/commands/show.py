@@ -9,7 +9,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
 from agentrl_cli.commands.options import RunStoreOptions
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from agentrl_cli.store import RunRow, Store
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def command(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="An episode (id, unique prefix, last, best, worst), a run, or with --words a word. Default: last.",
             autocompletion=completion.episodes_and_runs,
         ),
-    ] = "",
+    ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")
     ] = False,
@@ -32,7 +32,10 @@ def command(
     ] = False,
     step: Annotated[int | None, typer.Option("--step", help="With --time: a run's step.")] = None,
     words: Annotated[
-        bool, typer.Option("--words", help="Explain a word, label, flag or rule; no NAME: all.")
+        bool,
+        typer.Option(
+            "--words", help="Explain a word, label, flag or rule; no NAME: all but rules."
+        ),
     ] = False,
     json: JsonOption = False,
     *,
@@ -46,24 +49,30 @@ def command(
     with --time {"title", "seconds", "spans": [{"kind", "start", "seconds", "label", "branch"}], "totals", "advice",
     "command"}; with --words {section: {word: meaning}}.
     """
-    from agentrl_cli.tui.common.episode_text import episode_lines
-
     if words:
-        return _print_words(name, json)
+        if tokens or time or (turn, step) != (None, None):
+            raise UsageError("--words explains a word: it has no tokens, turns or times.")
+        return _print_words(name or "", json)
     with where.open() as store:
-        found = _find(store, name or "last", where.run_id(store))
+        found = _find(store, "last" if name is None else name, where.run_id(store))
         if time or step is not None:
             return _print_time(store, found, step, json)
         if not isinstance(found, str):
             return _print_run(store, found, json)
-        turns = len(store.episodes.get(found).turns)
-        if turn is not None and not 0 <= turn < turns:
-            raise NotFound(
-                f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
-            )
-        if json:
-            return print_episode_json(store, found, tokens=tokens)
-        echo("\n".join(episode_lines(store, found, tokens=tokens, turn=turn)))
+        _print_episode(store, found, tokens, turn, json)
+
+
+def _print_episode(store: Store, found: str, tokens: bool, turn: int | None, json: bool) -> None:
+    from agentrl_cli.tui.common.episode_text import episode_lines
+
+    turns = len(store.episodes.get(found).turns)
+    if turn is not None and not 0 <= turn < turns:
+        raise NotFound(
+            f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
+        )
+    if json:
+        return print_episode_json(store, found, tokens=tokens)
+    return echo("\n".join(episode_lines(store, found, tokens=tokens, turn=turn)))
 
 
 def _print_run(store: Store, run: RunRow, json: bool) -> None:

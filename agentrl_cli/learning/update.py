@@ -41,6 +41,7 @@ from agentrl_cli.learning.scoring import (
 from agentrl_cli.learning.step_table import StepTable, TokenColumns, sampling_gap
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import explained_variance
+from agentrl_cli.models.adapter import has_dropout
 from agentrl_cli.types import Episode, Float32
 
 
@@ -80,7 +81,7 @@ class Learner:
         self.teacher = teacher
         if self.needs == "teacher" and teacher is None:
             raise ConfigError(f"algo.advantage {algo.advantage.name!r} needs a teacher.")
-        self.selects = bool(find(algo.loss.name).select)
+        self.selects, self.drops = bool(find(algo.loss.name).select), has_dropout(model)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
         self.means: dict[str, float] = {}
@@ -153,7 +154,7 @@ class Learner:
         """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out.
 
         `later`: the bundles of all mini-batches but the first. That one needs no scoring: its own forward still sees
-        the weights before the update (with dropout, where there is some).
+        the weights before the update, if it draws no dropout.
         """
         algo, bootstrap = self.config.algo, self.config.algo.value_head.value_bootstrap
         unknown = any(episode.tokens.support is None for episode in table.episodes)
@@ -164,7 +165,8 @@ class Learner:
             )
         far = algo.off_policy
         early = self.needs in ("values", "teacher") or self.coefficients.in_reward
-        early = early or (bool(later) and self.selects)
+        if algo.epochs * algo.minibatches > 1:
+            early = early or self.selects or self.drops
         if (early and not far.bypass) or far.reject != "none":
             score_policy(table, self.compute, bootstrap=bootstrap)
         elif later and not far.bypass:

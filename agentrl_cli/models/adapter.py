@@ -32,6 +32,14 @@ def transformer(model: nn.Module) -> Any:
     return model if inner is None else inner()
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a forward in training draws dropout, so that its numbers are not those of an evaluation."""
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "attention_dropout", 0.0)) or any(
+        isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
+    )
+
+
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Yield the model in eval mode, and back."""

@@ -128,7 +128,7 @@ def parser(e: Evidence) -> Hit | None:
 
 def unless_contradicted(find: Find) -> Find:
     """Return a rule about calls, which a training corrects, that yields to a grader which the rows contradict."""
-    return lambda e: find(e) if _find_contradiction(e) is None else None
+    return lambda e: hit if (hit := find(e)) and _find_contradiction(e) is None else None
 
 
 def malformed(*, read: bool) -> Find:
@@ -262,24 +262,20 @@ def _find_contradiction(e: Evidence) -> Hit | None:
     wrong = [o for o, want, said in known if want and said != want and o.family in families]
     paid = [one for one in wrong if one.solved]
     copied = _list_copied(e)
-    failed = [item for item in copied if not item[0].solved]
-    other = [one for one, row, _ in failed if row]
-    longer = [one for one, row, around in failed if around and not row]
+    rows = {one.id: row for one, row, _ in copied}
+    other = [one for one, row, _ in copied if row and not one.solved]
+    longer = [one for one, row, around in copied if around and not row and not one.solved]
+    says = "expects {want!r} and the tool answers {said!r}"
     for cases, of, most, text in (
-        (refused, right, HALF, "gives {0:g} to the row's own answer"),
-        (paid, wrong, HALF, "gives {0:g} to another answer than the row's"),
-        (
-            other,
-            copied,
-            NEARLY,
-            "expects {1!r} and the tool answers {2!r}, the answer of the row {3},",
-        ),
-        (longer, copied, NEARLY, "expects {1!r} and the tool answers {2!r}"),
+        (refused, right, HALF, "gives {value:g} to the row's own answer"),
+        (paid, wrong, HALF, "gives {value:g} to another answer than the row's"),
+        (other, copied, NEARLY, f"{says}, the answer of the row {{row}},"),
+        (longer, copied, NEARLY, says),
     ):
         if len(cases) >= 3 and len(cases) > most * len(of):
             one = cases[0]
-            row = next((row for same, row, _ in failed if same is one), "")
-            text = text.format(one.primary or 0.0, e.expected(one), answer_of(one), row)
+            words = {"want": e.expected(one), "said": answer_of(one), "row": rows.get(one.id, "")}
+            text = text.format(value=one.primary or 0.0, **words)
             return Hit(len(cases), most, one.id, {"of": len(of), "text": text})
     return None
 

@@ -128,8 +128,14 @@ def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
     assert update.metrics["sampling/sampling_logp_difference/max"] < 1e-4
 
 
-def test_later_epochs_are_clipped_against_the_first_log_probabilities(model: Any) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_later_epochs_are_clipped_against_the_first_log_probabilities(
+    model: Any, dropout: float
+) -> None:
     groups = episodes(model, SPREAD)
+    model.config.attention_dropout = dropout
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = dropout
     learner = Learner(model, config(algo={"epochs": 6, "minibatches": 2}, train={"lr": 5e-2}))
     update = learner.update(groups, 0)
     assert {int(state["step"]) for state in learner.compute.optimizer.state.values()} == {12}
