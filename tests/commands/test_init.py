@@ -163,7 +163,7 @@ def test_a_demo_that_ends_before_its_training_has_its_steps_the_next_time(
     monkeypatch.setenv("AGENTRL_MODEL__NAME", "none")
     cli("demo", "new", "--yes", code=2, said="none")
     text = (cli.folder / "new" / "agentrl.yaml").read_text()
-    for line in ("steps: 32 ", "lr: 0.0006 ", "eval: 16 ", "loss: cispo "):
+    for line in ("steps: 40 ", "lr: 0.0006 ", "eval: 20 ", "loss: cispo ", "schedule: linear "):
         assert f"\n  {line}" in text, text
 
 
