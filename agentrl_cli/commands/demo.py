@@ -32,7 +32,7 @@ algo:
 train:
   schedule: linear                  # the learning rate falls to 0: the last steps settle
 """
-"""Settings with which code-task is as good after 40 steps as with its own after 80 (benchmarks/README.md)."""
+"""Settings with which code-task is about as good after 40 steps as with its own after 80 (benchmarks/README.md)."""
 
 
 def command(
