@@ -61,7 +61,7 @@ def command(
     --attack plays answers that solve nothing (constants, the question, lists, code that leaves before the tests, orders
     to a judge …) at six tasks: a grader that pays one, fails at it, or grades one attempt in two ways has a problem.
 
-    JSON: [{"pack": "code-task", "folder": "…", "solver": true, "agent": "",
+    JSON: [{"pack": "code-task", "folder": "…", "solver": true, "agent": "", "own_answer": "",
     "problems": [{"where": "data/train.jsonl:3", "text": "…"}],
     "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "finding": null, …}}]; spread is null if
     no rollout was made; its finding is as in `agentrl why --json`
@@ -141,7 +141,7 @@ def _try(
 async def _check(
     folders: list[Path], settings: SandboxConfig, every: bool, attack: bool
 ) -> list[dict[str, Any]]:
-    from agentrl_cli.evaluate.grader_attacks import attack_graders
+    from agentrl_cli.evaluate.grader_attacks import attack_graders, own_answer
     from agentrl_cli.evaluate.pack_check import check_pack
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.tasks import load_pack
@@ -158,9 +158,12 @@ async def _check(
             agent = pack.agent.text if pack.agent is not None else ""
             found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
             problems = await check_pack(pack, sandbox, every=every)
-            if attack and not problems and pack.agent is None:
-                problems = await attack_graders(pack, sandbox, pack.read("train")[0])
-            results.append({**found, "agent": agent, "problems": problems})
+            own = ""
+            if not problems and pack.agent is None:
+                tasks = pack.read("train")[0]
+                own = "" if pack.solver else await own_answer(pack, sandbox, tasks)
+                problems = await attack_graders(pack, sandbox, tasks) if attack else problems
+            results.append({**found, "agent": agent, "own_answer": own, "problems": problems})
     return results
 
 
@@ -173,7 +176,11 @@ def _report(results: list[dict[str, Any]]) -> None:
             more = f" and {len(where) - 1} more" if len(where) > 1 else ""
             narrate(f"{result['pack']}: {where[0]}{more}: {text}")
         if not result["solver"]:
-            untried = "task.py has no `solve(row)`, so it is untested that a right answer scores 1"
+            untried = "task.py has no `solve(row)`" + (
+                f"; {result['own_answer']}"
+                if result["own_answer"]
+                else ", so it is untested that a right answer scores 1"
+            )
             if result["agent"]:
                 untried = f"its episodes are made by {result['agent']}, which was not run: `agentrl rollout -n 1` does"
             narrate(f"{result['pack']}: {untried}")

@@ -100,6 +100,28 @@ class Attack:
         return len(self.texts[-1]) < SHORT and bool(said & target.answers)
 
 
+async def own_answer(pack: Pack, sandbox: Sandbox | None, tasks: Sequence[Task]) -> str:
+    """Return how the grader scores the answer that stands in the first row; empty if no field of it holds one.
+
+    Not a problem in itself: a grader may want a form that is not tried, or a call of a tool.
+    """
+    task = next((task for task in tasks if set(ANSWERS) & set(task.data)), None)
+    answer = (
+        next((task.data[name] for name in ANSWERS if name in task.data), None) if task else None
+    )
+    if task is None or not isinstance(answer, (str, int, float)):
+        return ""
+    details = list[str]()
+    for form in ("Answer: {0}", "{0}", FORMATS):
+        text = form.format(answer)
+        episode = await play_texts(pack, task, byte_chat(task), [text], sandbox)
+        if episode.outcome is Outcome.SOLVED:
+            return f"`{text.splitlines()[0]}` solves {task.id}"
+        detail = next((part.detail for part in episode.reward_parts if part.primary), "")
+        details.append(f": {episode.error or detail}".removesuffix(": "))
+    return f"{task.id} is unsolved by its own answer, `Answer: {answer}`{details[0]}"
+
+
 async def attack_graders(
     pack: Pack, sandbox: Sandbox | None, tasks: Sequence[Task]
 ) -> list[Problem]:

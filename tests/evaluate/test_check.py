@@ -103,7 +103,14 @@ def test_a_pack_without_a_solver_is_reported_and_its_blanks_are_tested(
 ) -> None:
     code = (pack / "task.py").read_text().replace("def solve(", "def _unused(")
     (pack / "task.py").write_text(code)
-    cli("check", str(pack), said=("no `solve(row)`", "echo-task: fine"))
+    cli(
+        "check",
+        str(pack),
+        said=("no `solve(row)`; `", "` solves echo-task/train-0000", "echo-task: fine"),
+    )
+    zero = "\n\nREWARDS = {'exact': lambda episode, ctx: ctx.part(0.0, 'compared with None')}\n"
+    (pack / "task.py").write_text(code + zero)
+    cli("check", str(pack), said=("is unsolved by its own answer", "compared with None"))
     (pack / "task.py").write_text(code + "\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n")
     (result,) = cli.json("check", str(pack), code=1)
     assert not result["solver"] and result["problems"]
