@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,17 @@ from agentrl_cli.config.choice import option_names
 from agentrl_cli.config.models import Config, leaves, mains, sections
 from agentrl_cli.config.renamed import RENAMED, by_todays_names, is_foreign, new_key
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
-from agentrl_cli.errors import ConfigError, nearest
+from agentrl_cli.errors import ConfigError, nearest, suggest
 from agentrl_cli.paths import pack_path, portable
-from agentrl_cli.registry import resolve
+from agentrl_cli.registry import names, resolve
 from agentrl_cli.registry.plugins import offers
 
 _LOG = logging.getLogger(__name__)
 ENV_PREFIX = "AGENTRL_"
 WHOLE = 0.1
 """Extra weight of the similarity of whole names over that of last parts: `modle` is `model`, not `remote.model`."""
+DEEPER = 0.1
+"""What an option of an option loses against a setting: `stepz` is `train.steps`, not `algo.entropy.step`."""
 NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "TOKEN", "SCREENS"})
 """Names after the prefix that other modules read; any other unknown name is an error."""
 
@@ -149,6 +151,7 @@ def _stack(merged: dict[str, Value], layer: Mapping[str, Value]) -> None:
     merged.update(layer)
 
 
+_KINDS = {"algo.advantage": "advantages", "algo.loss": "losses"}
 _CHOSEN = {key: default for key, (_, default) in CHOICES.items()}
 
 
@@ -210,6 +213,8 @@ def _check(layers: Mapping[str, Value]) -> Config:
             problems.append(
                 f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}"
             )
+    for key in _CHOSEN:
+        problems += _unknown_choice(key, layers)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -272,10 +277,23 @@ def _suggest(key: str) -> list[str]:
         for name in [*known, *sections()]:
             last = difflib.SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()
             whole = difflib.SequenceMatcher(None, key, name).ratio()
-            ratios[name] = max(WHOLE + whole, last)
+            deep = _ELSEWHERE.get(name, name).count(".") > 1
+            ratios[name] = max(WHOLE + whole, last) - DEEPER * deep
         best = max(0.6, *ratios.values())
         found = [name for name, ratio in ratios.items() if ratio == best][:2]
     return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in found))
+
+
+def _unknown_choice(key: str, layers: Mapping[str, Value]) -> Iterator[str]:
+    """Yield the error for a loss or estimator that a name, not a path, means and that does not exist."""
+    value = layers.get(key)
+    if value is None or value.source == "run" or not isinstance(value.value, str):
+        return  # what a stored run chose is looked up when it is continued
+    if ":" not in value.value and value.value not in CHOICES[key][0]:
+        known = names(_KINDS[key], CHOICES[key][0])
+        if value.value not in known:
+            hint = suggest(value.value, known, 'One of your own is "file.py:function".')
+            yield f"{_where(value)}: {key}: no {value.value!r}. {hint}"
 
 
 def _no_option(key: str, layers: Mapping[str, Value]) -> str:

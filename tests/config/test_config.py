@@ -116,6 +116,7 @@ def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
         ("trian.lr", "train.lr"),
         ("trian", "train"),
         ("sede", "seed"),
+        ("stepz", "train.steps"),
     ],
 )
 def test_unknown_key_names_the_nearest_with_file_and_line(
@@ -139,7 +140,8 @@ def test_unknown_keys_of_environment_and_set() -> None:
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.yaml",
-        "seed: many\ntrain:\n  steps: 0\n  optimizer: {betas: [1, 2]}\nmodel: qwen\nrewards: 3\n",
+        "seed: many\ntrain:\n  steps: 0\n  optimizer: {betas: [1, 2]}\nmodel: qwen\nrewards: 3\n"
+        "algo: {loss: ppo_clp}\n",
     )
     lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
     assert sorted(line.removeprefix(f"{file}:").split(": ")[0:2] for line in lines) == [
@@ -148,6 +150,7 @@ def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
         ["4", "train.optimizer.betas"],
         ["5", "model is a section"],
         ["6", "rewards"],
+        ["7", "algo.loss"],
     ]
 
 
