@@ -49,8 +49,8 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help=f"jsonl; html: one page; sequences: rows for trainers; {', '.join(known_names('exports', {}))}."
-        " With --report: html or md.",
+        help="jsonl; html: one page, the default for --out X.html; sequences: rows for trainers;"
+        f" {', '.join(known_names('exports', {}))}. With --report: html or md.",
     ),
 ]
 ReportOption = Annotated[
@@ -84,11 +84,7 @@ def command(
     flipped tasks, the best, worst and oddest episode, settings and machine. With --format md it is Markdown, with its
     pictures in a folder beside it. JSON: {"path", "pictures", "episodes", "flipped"}.
     """
-    known = known_names("exports", dict.fromkeys(Kind, ""))
-    if format and format not in known:
-        raise NotFound.of("format", format, known)
-    if out is not None and out.is_file() and not force:
-        raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
+    format = _check_options(format, filter, out, force, bool(names), report)
     if report:
         if len(names or []) > 1 or format not in ("", Kind.html, Kind.md):
             raise UsageError("A report is of one run, as --format html or md.")
@@ -108,6 +104,25 @@ def command(
         echo_json({"path": out, f"{what}s": count})
     else:
         narrate(f"{count:,} {what}{'' if count == 1 else 's'} written to {out}.")
+
+
+def _check_options(
+    format: str, filter: str, out: Path | None, force: bool, named: bool, report: bool
+) -> str:
+    """Return the format, which a page's name implies. Raises UsageError for what would be ignored or overwritten."""
+    known = known_names("exports", dict.fromkeys(Kind, ""))
+    if format and format not in known:
+        raise NotFound.of("format", format, known)
+    if filter in known:
+        raise UsageError(
+            f"-f is --filter, and {filter} is a format.", hint=f"Write --format {filter}."
+        )
+    if filter and (named or report):
+        raise UsageError("--filter chooses episodes: it takes no names and no --report.")
+    if out is not None and out.is_file() and not force:
+        raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
+    page = not format and not report and out is not None and out.suffix == ".html"
+    return Kind.html if page else format
 
 
 def _write_episodes(

@@ -120,6 +120,10 @@ def command(
         return _print_schema(schema(where.find()), json)
     if search.sql is not None:
         return _print_sql(where, search, 1000 if limit is None else limit, format)
+    if what is not What.episodes and (filter or sort != "-time"):
+        raise UsageError(
+            f"--filter and --sort are for episodes; of {what} --sql chooses and sorts."
+        )
     with where.open() as store:
         if search.grep is not None:
             return _print_hits(store, where, search, filter, 100 if limit is None else limit, json)

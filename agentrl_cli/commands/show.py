@@ -34,7 +34,7 @@ def command(
     words: Annotated[
         bool,
         typer.Option(
-            "--words", help="Explain a word, label, flag or rule; no NAME: all but rules."
+            "--words", help="Explain a word, label, flag or rule; no NAME: all, rules by name."
         ),
     ] = False,
     json: JsonOption = False,
@@ -87,10 +87,11 @@ def _print_run(store: Store, run: RunRow, json: bool) -> None:
 
 
 def _print_words(word: str, json: bool) -> None:
-    from agentrl_cli.reports.legend import find_words, legend_lines
+    from agentrl_cli.reports.legend import find_words, legend_lines, rule_lines
 
     found = find_words(word)
-    lines = legend_lines(found, min(console().width, 100))
+    width = min(console().width, 100)
+    lines = [*legend_lines(found, width), *(() if word else rule_lines(width))]
     return echo_json(found) if json else echo("\n".join(lines))
 
 

@@ -176,3 +176,12 @@ def legend_lines(found: Mapping[str, Mapping[str, str]], width: int) -> Iterator
                 subsequent_indent=" " * 19,
                 break_on_hyphens=False,
             )
+
+
+def rule_lines(width: int) -> Iterator[str]:
+    """Yield the names of the diagnosis' rules as lines: their texts are long."""
+    import textwrap
+
+    yield from ("", f"{RULES_TITLE}: `agentrl show --words NAME` explains one".replace("`", ""))
+    names = ", ".join(dict.fromkeys(rule.name for rule in RULES))
+    yield from textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ")

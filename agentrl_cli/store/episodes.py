@@ -9,6 +9,7 @@ writes what all episodes did in the meantime. Any other is written at once.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -259,8 +260,13 @@ def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:
             f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…"
         )
     near += file.select("SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,))
+    runs = [name for (name,) in file.select("SELECT name FROM runs ORDER BY started DESC")]
+    if run := next((name for name in runs if name.lower() == wanted), ""):
+        shown = shlex.quote(run)
+        hint = f"It is a run: `agentrl ls -r {shown}` lists its episodes, `agentrl export --report {shown}` writes it."
+        return NotFound(f"No episode named {wanted!r}.", hint=hint)
     hint = "`agentrl ls` lists them; last, best and worst work too."
-    return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)
+    return NotFound.of("episode", wanted, [*(row[0] for row in near), *runs], hint=hint)
 
 
 _RETIRED = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CHANGED.old, Fact.SKIPPED_CUT)

@@ -86,6 +86,8 @@ MOST_CHOICES = 1_000
 """Most terms of a filter plus values between their commas."""
 LONGEST = 10_000
 """Characters of a value: SQLite compares patterns up to 50,000, and escapes make them longer."""
+_COMPARED = re.compile(r"(\w+)([=<>]+)(.+)")
+"""`reward<0.5`, as other languages compare."""
 _EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4,5" -tag:seen'
 
 
@@ -118,6 +120,16 @@ def compile_filter(text: str) -> Where:
             raise UsageError(f"A quotation mark is not closed: {raw}", hint=_EXAMPLE)
         if not name and raw.endswith(":") and raw[:-1].lower() in {*fields(), *ALIASES}:
             name, raw = raw[:-1], ""
+        if (
+            not name
+            and (wrong := _COMPARED.match(raw))
+            and wrong[1].lower() in {*fields(), *ALIASES}
+        ):
+            meant = f"{minus}{wrong[1]}:{wrong[2].lstrip('=')}{wrong[3]}"
+            raise UsageError(
+                f"The filter has {raw!r}; a field and its value are joined by a colon.",
+                hint=f"Write {meant}, or quote a text that is meant so.",
+            )
         value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
         count += 1 if quoted or not name else 1 + value.count(",")
         if count > MOST_CHOICES:

@@ -204,6 +204,14 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     assert len(target.read_text().splitlines()) == 4
     run("export", "best", "--out", str(target), code=2, said="--force")
     assert run.json("export", "best", "--out", str(target), "--force")["episodes"] == 1
+    run("export", "best", "--out", str(page := tmp_path / "out.html"))
+    assert page.read_text().startswith("<!doctype html>")
+    run("export", "-f", "html", "last", code=2, said="--format html")
+    run("export", "-f", "reward:>0.2", "last", code=2, said="it takes no names")
+    run("export", "grpo-07", code=2, said="agentrl export --report grpo-07")
+    run("export", "grpo-0", code=2, said="Did you mean grpo-0")
+    run("ls", "runs", "-f", "outcome:failed", code=2, said="are for episodes")
+    assert "grader_noise" in run("show", "--words")
 
 
 def test_grep(run: Cli) -> None:

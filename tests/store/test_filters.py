@@ -189,6 +189,8 @@ def test_sort(store: Store, sort: str, found: str | None) -> None:
         ('task:""', "needs a value"),
         ("reward:", "reward: needs a value"),
         ("task:calc/* started:", "time: needs a value"),
+        ("outcome=failed", "Write outcome:failed"),
+        ("-reward>=0.5", "Write -reward:>=0.5"),
     ],
 )
 def test_a_typo_names_the_nearest(filter: str, says: str) -> None:
