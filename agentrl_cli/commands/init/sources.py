@@ -14,6 +14,7 @@ import ast
 import contextlib
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -85,6 +86,11 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
         return None
     file, _, function = source.partition(":")
     path = Path(file).expanduser()
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder: --from takes a file of it; repeat it for several.",
+            hint=f"A folder with a task.yaml is a pack: agentrl init {shlex.quote(source)} DIR.",
+        )
     if not path.is_file():
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise NotFound.of(
@@ -177,7 +183,9 @@ def _agent_in(path: Path) -> str:
     """Return the name of the function in a file that is an agent; empty without one. Runs nothing."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
