@@ -102,6 +102,9 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
     (tmp_path / "named.jsonl").write_text('{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n')
     assert "code is not given: find" in init("other", "--from", "named.jsonl")[1]
+    (tmp_path / "open.py").write_text("\ndef find(x:\n")
+    assert "open.py:2: not Python: '(' was never closed" in init("other", "--from", "open.py")[1]
+    assert "mine is a folder" in init("other", "--from", "mine")[1]
     (tmp_path / "rows.txt").touch()
     code, err = init("other", "--from", "rows.txt")
     assert code == 2 and ".jsonl, .json, .parquet, .csv, .tsv" in err
