@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
@@ -29,9 +30,7 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.helpers.train import write_model, write_project
-from tests.learning.test_update import config, episodes, weights
-
-SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
+from tests.learning.test_update import SPREAD, config, episodes, weights
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +221,8 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         "entropy": 0.01,
         "off_policy": "tis_sequence",
     }
-    found = []
+    found: list[Tensor] = []
+    measured: list[dict[str, float]] = []
     for budget in (4096, 1):
         model = copy.deepcopy(start)
         with torch.no_grad():
@@ -232,13 +232,15 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         )
         learner.compute.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = weights(model)
-        learner.update(groups, 0)
+        metrics = learner.update(groups, 0).metrics
         found.append(
             torch.cat(
                 [(before[name] - p.detach()).flatten() for name, p in model.named_parameters()]
             )
         )
+        measured.append({name: metrics[name] for name in metrics if "time" not in name})
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
+    assert measured[1] == pytest.approx(measured[0], rel=1e-4, abs=1e-6)
 
 
 def test_options_reach_the_estimator_and_the_loss() -> None:
@@ -418,6 +420,15 @@ def test_what_counts_as_a_group_with_signal() -> None:
         (
             "algo.off_policy.bypass=true; train.stop_on=[mismatch]",
             "does not measure the gap between trainer and sampler",
+        ),
+        ("algo={reject: seq_mean_k3}", "needs reject_upper"),
+        ("algo={reject: token_k1, reject_upper: 0.5}", "must be below"),
+        ("algo={reject: token_k3, reject_upper: 1, reject_lower: 0.5}", "with k1"),
+        ("algo={bypass: true, correction: tis}", "bypass leaves out"),
+        ("algo={ref_ema: 0.5}", "algo.kl.coef is 0"),
+        (
+            "rollout={replay_truncation: true, repetition_penalty: 1.1}",
+            "repetition_penalty changes",
         ),
     ],
 )

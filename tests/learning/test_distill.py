@@ -20,9 +20,8 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.trainer.teacher import require_same_tokenizer
 from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
 from tests.helpers.web import served
-from tests.learning.test_update import config, episodes, weights
+from tests.learning.test_update import SPREAD, config, episodes, weights
 
-REWARDS: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
 TEMPERATURE = 0.8
 
 
@@ -62,7 +61,7 @@ def plain(model: Any, ids: Any) -> Any:
 
 
 def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert: Any) -> None:
-    groups = episodes(start, REWARDS)
+    groups = episodes(start, SPREAD)
     update = distilled(copy.deepcopy(start), expert, groups, coef=0.7, reward_coef=0.5)
     gaps = []
     for group in groups:
@@ -92,7 +91,7 @@ def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert
 def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(
     start: Any, expert: Any, form: str
 ) -> None:
-    groups = episodes(start, REWARDS)
+    groups = episodes(start, SPREAD)
     student, other = copy.deepcopy(start), copy.deepcopy(start)
     before = weights(student)
     distilled(student, expert, groups, form=form, top_k=7, coef=0.3)
@@ -118,7 +117,7 @@ def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(
 
 
 def test_a_hint_is_in_the_teachers_prompt_alone(start: Any) -> None:
-    groups = episodes(start, REWARDS)
+    groups = episodes(start, SPREAD)
     more = np.array([9, 8, 7], np.int32)
     update = distilled(copy.deepcopy(start), None, groups, hint=lambda episode: more)
     for episode in (e for group in groups for e in group):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.batch import Batch
@@ -222,21 +221,6 @@ def test_void_turns() -> None:
     assert not void(Turn(0, "user", ({"role": "user", "content": ""},), 0, 1))
 
 
-@pytest.mark.parametrize(
-    ("algo", "said"),
-    [
-        ({"reject": "seq_mean_k3"}, "needs reject_upper"),
-        ({"reject": "token_k1", "reject_upper": 0.5}, "must be below"),
-        ({"reject": "token_k3", "reject_upper": 1, "reject_lower": 0.5}, "with k1"),
-        ({"bypass": True, "correction": "tis"}, "bypass leaves out"),
-        ({"ref_ema": 0.5}, "algo.kl.coef is 0"),
-    ],
-)
-def test_settings_that_contradict(algo: dict[str, Any], said: str) -> None:
-    with pytest.raises((ConfigError, ValueError), match=said):
-        Config.model_validate({"algo": algo})
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_log_probabilities_among_some_tokens(frozen: bool) -> None:
     g = torch.Generator().manual_seed(0)
@@ -296,11 +280,6 @@ def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
     with pytest.raises(ConfigError, match="no record"):
         Learner(copy.deepcopy(start), settings).update(groups, 0)
     assert Learner(copy.deepcopy(start), settings).loss_config.correction == "none"
-
-
-def test_where_it_cannot_be_had() -> None:
-    with pytest.raises(ValueError, match="repetition_penalty changes"):
-        Config.model_validate({"rollout": {"replay_truncation": True, "repetition_penalty": 1.1}})
 
 
 # --- the padded batch ---

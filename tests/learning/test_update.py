@@ -12,7 +12,7 @@ import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import LearnerSettings
-from agentrl_cli.errors import ConfigError, NotFound, TrainingStopped
+from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.learning.compute import Compute, MicroBatch
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.learning.forward import trained_logprobs
@@ -107,25 +107,6 @@ def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, na
         ]
         assert sum(t.numel() * t.element_size() for t in left if t.ndim) == 0
     assert same(after[0], after[1])
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean"])
-def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
-    model: Any, start: Any, aggregation: str
-) -> None:
-    groups = episodes(model, SPREAD)
-    update = Learner(model, config(algo={"aggregation": aggregation})).update(groups, 0)
-    flat = [episode for group in groups for episode in group]
-    total = sum(episode.trained_tokens for episode in flat)
-    for episode in flat:
-        signals, mask = update.signals[episode.id], episode.tokens.trained_mask
-        share = total if aggregation == "token_mean" else len(flat) * episode.trained_tokens
-        assert signals.weight[mask] == pytest.approx(
-            update.advantages[episode.id] / share, rel=1e-4
-        )
-        assert np.isnan(signals.weight[~mask]).all() and not signals.clipped.any()
-        assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
-    assert update.metrics["sampling/sampling_logp_difference/max"] < 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -234,23 +215,8 @@ def test_what_cannot_be(model: Any) -> None:
         Learner(copy.deepcopy(model).requires_grad_(False), config())
     with pytest.raises(ConfigError, match="temperature"):
         Learner(model, config(rollout={"temperature": 0}))
-    with pytest.raises(NotFound, match="grpp"):
-        Learner(model, config(algo={"advantage": "grpp"}))
     with pytest.raises(ConfigError, match="reference"):
         Learner(model, config(algo={"kl_coef": 0.1})).update(episodes(model, SPREAD), 0)
-
-
-def test_a_reference_pulls_back(model: Any, start: Any) -> None:
-    groups = episodes(model, [[1, 1]])
-    learner = Learner(model, config(algo={"kl_coef": 1.0}), reference=start)
-    found = learner.update(groups, 0)
-    assert found.metrics["kl"] == pytest.approx(0, abs=1e-6)
-    assert found.signals["0-0"].logp_ref is not None
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor += 0.05 * torch.randn_like(tensor)
-    kl = [learner.update(groups, step).metrics["kl"] for step in range(1, 6)]
-    assert kl[0] > 1e-3 and kl[-1] < kl[0]
 
 
 def test_paths_of_files_are_algorithms_too(
@@ -311,89 +277,70 @@ def group(*rewards: float, name: str = "e") -> list[Episode]:
     return [episode(f"{name}{n}", reward) for n, reward in enumerate(rewards)]
 
 
-def facts(
-    *groups: Sequence[Episode], drift: dict[str, str] | None = None, **more: Any
-) -> list[Fact]:
-    found = decide(groups, drift=drift or {}, **more)
-    assert set(found) == {e.id for g in groups for e in g}, "no silent drops"
-    return [found[e.id] for g in groups for e in g]
+SPREAD_OF_TWO, TRAINED, EQUAL = group(0, 1), Fact.TRAINED, Fact.SKIPPED_ZERO_VARIANCE
+ENDS = {
+    Outcome.ENV_ERROR: Fact.SKIPPED_ENV_ERROR,
+    Outcome.SANDBOX_ERROR: Fact.SKIPPED_SANDBOX_ERROR,
+    Outcome.TIMEOUT: Fact.SKIPPED_TIMEOUT,
+    Outcome.CANCELLED: Fact.SKIPPED_CANCELLED,
+    Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
+    Outcome.SOLVED: TRAINED,
+    Outcome.TRUNCATED_TURNS: TRAINED,
+    Outcome.TRUNCATED_TOKENS: TRAINED,
+}
+LATE = episode("x", 0.0, Outcome.TIMEOUT)
+DRIFTED: dict[str, Any] = {"drift": {"e1": "structural"}}
+FACTS: list[tuple[list[list[Episode]], dict[str, Any], list[Fact]]] = [
+    ([group(0, 1, 0)], {}, [TRAINED] * 3),
+    ([group(1, 1, 1)], {}, [EQUAL] * 3),
+    ([group(1, 1)], {"drop_zero_variance": False}, [TRAINED] * 2),
+    ([group(0.3, 0.1 + 0.2)], {}, [EQUAL] * 2),  # rounding is not spread
+    ([group(0, 1, name="a"), group(0, 0, name="b")], {}, [TRAINED] * 2 + [EQUAL] * 2),
+    *(
+        ([[*SPREAD_OF_TWO, episode("x", 1, outcome)]], {}, [TRAINED, TRAINED, fact])
+        for outcome, fact in ENDS.items()
+    ),
+    # an error gives a group no spread
+    (
+        [[*group(1, 1), episode("x", 0.0, Outcome.ENV_ERROR)]],
+        {},
+        [EQUAL, EQUAL, Fact.SKIPPED_ENV_ERROR],
+    ),
+    # a group that errors left with one is too small, and a group of one by choice is not
+    ([[*group(1), LATE]], {}, [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_TIMEOUT]),
+    ([group(0.0)], {}, [TRAINED]),
+    ([[LATE]], {}, [Fact.SKIPPED_TIMEOUT]),
+    ([group(0, 1, 1)], DRIFTED, [TRAINED, Fact.SKIPPED_DRIFT, TRAINED]),
+    ([SPREAD_OF_TWO], {**DRIFTED, "train_drifted": True}, [TRAINED] * 2),
+    *(
+        ([SPREAD_OF_TWO], {"drift": {"e1": mild}}, [TRAINED] * 2)
+        for mild in ("resegmented", "reserialised", "by_design")
+    ),
+    ([SPREAD_OF_TWO], DRIFTED, [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_DRIFT]),
+    # nothing sampled is nothing to train
+    (
+        [[*SPREAD_OF_TWO, episode("x", 1.0, tokens=GIVEN)]],
+        {},
+        [TRAINED, TRAINED, Fact.SKIPPED_NO_MODEL_TOKENS],
+    ),
+    ([], {}, []),
+    ([[]], {}, []),
+    # what is stale is skipped and its group decided without it
+    (
+        [group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f")],
+        {"stale": {"e1", "f0"}},
+        [TRAINED, Fact.SKIPPED_STALE, TRAINED, Fact.SKIPPED_STALE, Fact.SKIPPED_GROUP_TOO_SMALL],
+    ),
+]
 
 
-def test_a_group_with_spread_is_trained_and_one_without_is_not() -> None:
-    assert facts(group(0, 1, 0)) == [Fact.TRAINED] * 3
-    assert facts(group(1, 1, 1)) == [Fact.SKIPPED_ZERO_VARIANCE] * 3
-    assert facts(group(1, 1), drop_zero_variance=False) == [Fact.TRAINED] * 2
-    assert (
-        facts(group(0.3, 0.1 + 0.2)) == [Fact.SKIPPED_ZERO_VARIANCE] * 2
-    )  # rounding is not spread
-    both = facts(group(0, 1, name="a"), group(0, 0, name="b"))
-    assert both == [Fact.TRAINED] * 2 + [Fact.SKIPPED_ZERO_VARIANCE] * 2
-
-
-@pytest.mark.parametrize(
-    ("outcome", "fact"),
-    [
-        (Outcome.ENV_ERROR, Fact.SKIPPED_ENV_ERROR),
-        (Outcome.SANDBOX_ERROR, Fact.SKIPPED_SANDBOX_ERROR),
-        (Outcome.TIMEOUT, Fact.SKIPPED_TIMEOUT),
-        (Outcome.CANCELLED, Fact.SKIPPED_CANCELLED),
-        (Outcome.TOO_LONG, Fact.SKIPPED_TOO_LONG),
-        (Outcome.SOLVED, Fact.TRAINED),
-        (Outcome.TRUNCATED_TURNS, Fact.TRAINED),
-        (Outcome.TRUNCATED_TOKENS, Fact.TRAINED),
-    ],
-)
-def test_every_outcome(outcome: Outcome, fact: Fact) -> None:
-    assert facts([*group(0, 1), episode("x", 1, outcome)]) == [Fact.TRAINED, Fact.TRAINED, fact]
+@pytest.mark.parametrize(("groups", "given", "wanted"), FACTS)
+def test_every_episode_of_a_step_has_its_fact(
+    groups: list[list[Episode]], given: dict[str, Any], wanted: list[Fact]
+) -> None:
+    found = decide(groups, **{"drift": {}, **given})
+    assert list(found.items()) == [
+        (one.id, fact) for one, fact in zip((e for g in groups for e in g), wanted, strict=True)
+    ], "no silent drops"
     # Facts of errors and the list of outcomes that are masked agree.
-    assert outcome.is_error <= (fact is not Fact.TRAINED)
-
-
-def test_an_error_gives_a_group_no_spread() -> None:
-    broken = episode("x", 0.0, Outcome.ENV_ERROR)
-    assert facts([*group(1, 1), broken]) == [Fact.SKIPPED_ZERO_VARIANCE] * 2 + [
-        Fact.SKIPPED_ENV_ERROR
-    ]
-
-
-def test_a_group_that_errors_left_with_one_is_too_small_and_a_group_of_one_by_choice_is_not() -> (
-    None
-):
-    broken = episode("x", 0.0, Outcome.TIMEOUT)
-    assert facts([*group(1), broken]) == [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_TIMEOUT]
-    assert facts(group(0.0)) == [Fact.TRAINED]
-    assert facts([broken]) == [Fact.SKIPPED_TIMEOUT]
-
-
-def test_drift() -> None:
-    assert facts(group(0, 1, 1), drift={"e1": "structural"}) == [
-        Fact.TRAINED,
-        Fact.SKIPPED_DRIFT,
-        Fact.TRAINED,
-    ]
-    assert facts(group(0, 1), drift={"e1": "structural"}, train_drifted=True) == [Fact.TRAINED] * 2
-    for mild in ("resegmented", "reserialised", "by_design"):
-        assert facts(group(0, 1), drift={"e1": mild}) == [Fact.TRAINED] * 2
-    left = facts(group(0, 1), drift={"e1": "structural"})
-    assert left == [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_DRIFT]
-
-
-def test_nothing_sampled_is_nothing_to_train() -> None:
-    mute = episode("x", 1.0, tokens=GIVEN)
-    assert facts([*group(0, 1), mute]) == [Fact.TRAINED, Fact.TRAINED, Fact.SKIPPED_NO_MODEL_TOKENS]
-    assert not np.any(GIVEN.trained_mask)
-
-
-def test_nothing_at_all() -> None:
-    assert facts() == [] and facts([]) == []
-
-
-def test_what_is_stale_is_skipped_and_its_group_decided_without_it() -> None:
-    found = facts(group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f"), stale={"e1", "f0"})
-    assert found == [
-        Fact.TRAINED,
-        Fact.SKIPPED_STALE,
-        Fact.TRAINED,
-        Fact.SKIPPED_STALE,
-        Fact.SKIPPED_GROUP_TOO_SMALL,
-    ]
+    assert all(outcome.is_error <= (fact is not TRAINED) for outcome, fact in ENDS.items())
