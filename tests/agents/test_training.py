@@ -24,7 +24,7 @@ from tests.agents.test_runners import LIMITS, TOOLS, pack_of, rollout_of
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.train import episodes_of, trainer_of, write_pack, write_project
+from tests.helpers.train import after_training, episodes_of, trainer_of, write_pack, write_project
 
 AGENT = """\
 import httpx2
@@ -45,8 +45,10 @@ async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: 
         (tmp_path / name).mkdir()
         write_pack(tmp_path / name)
         (tmp_path / name / "agent.py").write_text(AGENT)
-        async with trainer_of(tmp_path / name, model, task=task, train={"steps": 1}) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path / name, model, task=task, train={"steps": 1}) as (
+            trainer,
+            run,
+        ):
             episodes = episodes_of(trainer.store, run)
             (metrics,) = trainer.store.runs.steps(run.id)
         assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
@@ -290,8 +292,7 @@ async def test_the_running_means_are_saved_and_resumed_to_the_bit(
                 "deterministic": True,
             }
             settings |= {"algo": {"advantage": "rae"}, "train": {"steps": steps, "lr": 1e-2}}
-            async with trainer_of(project, model, run=run, **settings) as trainer:
-                run = await trainer.train()
+            async with after_training(project, model, run=run, **settings) as (trainer, run):
                 assert isinstance(trainer.learner, Learner)
                 means = dict(trainer.learner.means)
                 rows = trainer.store.runs.steps(run.id)

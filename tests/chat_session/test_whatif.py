@@ -30,7 +30,7 @@ from agentrl_cli.types import Episode, Origin, Outcome, StopReason, Task, ToolCa
 from tests.chat_session.test_golden import fill
 from tests.helpers.sandbox import open_sandbox
 from tests.helpers.trees import grafted
-from tests.helpers.tui import screen_of, until, until_text, visible
+from tests.helpers.tui import press, screen_of, showing, until_text, visible
 
 PACK = load_pack("calc-task")
 ROW, TASK = next(
@@ -253,27 +253,20 @@ def test_advantages_are_group_relative() -> None:
 async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:
     db, episode = made
     app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        await until_text(pilot, "TOKEN 1/")
-        await pilot.press("R")
-        assert "re-roll from turn 2" in await until_text(pilot, "run its tool calls again")
-        await pilot.press("1")
-        await until(pilot, lambda: "done" in visible(pilot.app).splitlines()[0])
+    async with showing(app, "TOKEN 1/", notifications=True, size=(120, 40)) as pilot:
+        assert "re-roll from turn 2" in await press(pilot, "R", then="run its tool calls again")
+        await press(pilot, "1", then=lambda: "done" in visible(pilot.app).splitlines()[0])
         text = visible(pilot.app)
         assert "same" in text and "REWARD" in text and "advantage" in text
-        await pilot.press("q")
-        await until_text(pilot, "agentrl replay")
+        await press(pilot, "q", then="agentrl replay")
 
 
 async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
     db, episode = made
     app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
-    async with app.run_test(notifications=True, size=(100, 30)) as pilot:
-        await until_text(pilot, "TOKEN")
-        await pilot.press("R")
-        await until_text(pilot, "re-roll from turn 2")
-        await pilot.press("3")
-        await until_text(pilot, "ctrl+j: new line")
+    async with showing(app, "TOKEN", notifications=True, size=(100, 30)) as pilot:
+        await press(pilot, "R", then="re-roll from turn 2")
+        await press(pilot, "3", then="ctrl+j: new line")
         line = pilot.app.screen.query_one(ChatLine)
         assert line.text == solution()[0]
         long = "the start " + "x" * 150 + " the end"
@@ -284,8 +277,7 @@ async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -
         settings.value = "turn=2 seed=7"
         await pilot.press("tab")
         assert settings.has_focus
-        await pilot.press("enter")
-        await until_text(pilot, "agentrl what if")
+        await press(pilot, "enter", then="agentrl what if")
         screen = screen_of(pilot, WhatIfScreen)
         given = parse("whatif", ARGUMENTS, screen.client.arguments)
         assert (given.edit, given.turn, given.seed) == (f"-{long}\nand \\n a second", 2, 7)

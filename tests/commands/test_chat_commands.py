@@ -20,7 +20,7 @@ from agentrl_cli.tui.chat.view import event_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.types import Origin, ToolCall
-from tests.helpers.tui import until, until_text, visible
+from tests.helpers.tui import press, until, until_text, visible
 from tests.tui.test_chat import CALL, session
 
 TWO = CALL + CALL.partition("\n")[2].replace("12*4.5", "6*7")
@@ -40,8 +40,7 @@ class Chatting:
 
     async def say(self, text: str, then: str = "") -> str:
         self.screen.line.put(text)
-        await self.pilot.press("enter")
-        await until(self.pilot, lambda: self.screen.line.text != text)
+        await press(self.pilot, "enter", then=lambda: self.screen.line.text != text)
         await until(self.pilot, lambda: not self.screen.busy or self.screen.asked)
         return await until_text(self.pilot, then) if then else visible(self.pilot.app)
 
@@ -111,20 +110,22 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         await chat.say("/save", "saved: agentrl replay")
         await chat.say("/simulate", "no simulated user")
         chat.screen.line.put("/edit")
-        await chat.pilot.press("enter")
-        await until(chat.pilot, lambda: chat.pilot.app.screen.query_one(ChatLine).text == "12*4.5?")
+        await press(
+            chat.pilot,
+            "enter",
+            then=lambda: chat.pilot.app.screen.query_one(ChatLine).text == "12*4.5?",
+        )
         chat.screen.line.put("/help")
-        await chat.pilot.press("enter")
-        await until_text(chat.pilot, "/as-model TEXT")
+        await press(chat.pilot, "enter", then="/as-model TEXT")
         await chat.pilot.press("escape")
         await chat.say("/bogus", "no command /bogus")
         chat.screen.line.put("/replay")
-        await chat.pilot.press("enter")
-        await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ReplayScreen))
+        await press(
+            chat.pilot, "enter", then=lambda: isinstance(chat.pilot.app.screen, ReplayScreen)
+        )
         with Store.open(chat.db, readonly=True) as store:
             assert store.episodes.get("last").kind == "chat"
-        await chat.pilot.press("q")
-        await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ChatScreen))
+        await press(chat.pilot, "q", then=lambda: isinstance(chat.pilot.app.screen, ChatScreen))
 
 
 async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(
@@ -137,8 +138,7 @@ async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(
         assert chat.screen.line.text == "" and len(chat.turns()) == first
         await chat.say("/as-model I say 7.", "I say 7.")
         chat.screen.line.put("/edit")
-        await chat.pilot.press("enter")
-        await until(chat.pilot, lambda: chat.screen.line.text == "/as-model I say 7.")
+        await press(chat.pilot, "enter", then=lambda: chat.screen.line.text == "/as-model I say 7.")
 
 
 async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., Any]) -> None:

@@ -181,6 +181,19 @@ async def trainer_of(
         yield build_trainer(config, row, runtime.loaded, runtime.rollout(), maker=maker)
 
 
+@asynccontextmanager
+async def after_training(
+    project: Path,
+    folder: Path,
+    hooks: Sequence[object] = (),
+    run: RunRow | None = None,
+    **sections: Any,
+) -> AsyncIterator[tuple[Trainer, RunRow]]:
+    """As `trainer_of`, with the run once it has been trained."""
+    async with trainer_of(project, folder, hooks, run, **sections) as trainer:
+        yield trainer, await trainer.train()
+
+
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:
     where = "kind:train" + (f" step:{step}" if step is not None else "")
     rows = store.episodes.rows(store.episodes.ids(where, "time", run=run.id))
@@ -209,6 +222,13 @@ def spawn(project: Path, *args: str, before: Callable[[], None] | None = None) -
     it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from.
     `before` is called in the new process first."""
     return start(project, *args, before=before).end()
+
+
+def spawn_well(project: Path, *args: str, before: Callable[[], None] | None = None) -> str:
+    """As `spawn`, for a command that ends well: what it wrote."""
+    code, output = spawn(project, *args, before=before)
+    assert code == 0, output
+    return output
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -94,3 +95,20 @@ async def until_text(pilot: Pilot[Any], text: str) -> str:
     await until(pilot, lambda: any(text in one for one in notices) or shows())
     notices.clear()
     return visible(pilot.app)
+
+
+async def press(pilot: Pilot[Any], *keys: str, then: str | Callable[[], bool]) -> str:
+    """Press keys and wait until the screen shows a text, and return all of it; or until something holds."""
+    await pilot.press(*keys)
+    if isinstance(then, str):
+        return await until_text(pilot, then)
+    await until(pilot, then)
+    return ""
+
+
+@asynccontextmanager
+async def showing(app: App[Any], text: str, **options: Any) -> AsyncIterator[Pilot[Any]]:
+    """Run an application for a block, which begins once it shows `text`."""
+    async with app.run_test(**options) as pilot:
+        await until_text(pilot, text)
+        yield pilot

@@ -26,7 +26,7 @@ from agentrl_cli.types import TOP_K, Episode, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.remote import server
-from tests.helpers.train import episodes_of, trainer_of, write_project
+from tests.helpers.train import after_training, episodes_of, trainer_of, write_project
 from tests.tui.test_chat import serve
 
 STOP = BYTES.eos_ids[0]
@@ -360,8 +360,7 @@ async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(
         db = Path(trainer.store.path)
     with Store.open(db) as store:
         row = store.runs.get(run.id)
-    async with trainer_of(tmp_path, model, run=row, **more) as trainer:
-        done = await trainer.train()
+    async with after_training(tmp_path, model, run=row, **more) as (trainer, done):
         found = episodes_of(trainer.store, row)
         step = trainer.store.runs.steps(row.id)[0]
         alerts = {alert["name"] for alert in trainer.store.journal.alerts(row.id)}

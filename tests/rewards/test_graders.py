@@ -34,9 +34,9 @@ from tests.helpers.cli import Cli
 from tests.helpers.processes import soon
 from tests.helpers.train import (
     TASK_PY,
+    after_training,
     episodes_of,
     settings,
-    trainer_of,
     write_pack,
     write_project,
 )
@@ -101,8 +101,10 @@ async def test_a_primary_reward_of_none_is_masked_counted_and_reported(
         "    said =", "    if episode.sample == 1:\n        return None\n    said =", 1
     )
     write_pack(tmp_path, code=code)
-    async with trainer_of(tmp_path, model, algo={"drop_zero_variance": False}) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, algo={"drop_zero_variance": False}) as (
+        trainer,
+        run,
+    ):
         store = trainer.store
         found = episodes_of(store, run)
         nothing = [e for e in found if e.sample == 1]

@@ -23,7 +23,13 @@ from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.processes import comes, commands, descendants, soon
 from tests.helpers.sandbox import open_sandbox
-from tests.helpers.train import TASK_YAML, episodes_of, start, trainer_of, write_pack
+from tests.helpers.train import (
+    TASK_YAML,
+    after_training,
+    episodes_of,
+    start,
+    write_pack,
+)
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
@@ -288,8 +294,10 @@ async def test_such_an_episode_is_skipped_and_what_meets_a_packs_limits_is_count
     )
     Flaky.left = 2  # both tries of the first step's sample 0; that of the second step goes well
     small, own = {"group_size": 3, "prompts_per_step": 1}, {**BACKEND, "memory_mb": 512}
-    async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=own) as trainer:
-        run = await trainer.train()
+    async with after_training(pack, model, train={"steps": 2}, rollout=small, sandbox=own) as (
+        trainer,
+        run,
+    ):
         first, second = trainer.store.runs.steps(run.id)
         episodes = episodes_of(trainer.store, run, 1)
     assert run.error == "" and Flaky.left == 0

@@ -26,7 +26,7 @@ from agentrl_cli.store.buffer import LINGER
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.helpers.cli import Cli
 from tests.helpers.processes import comes
-from tests.helpers.train import TASK_PY, episodes_of, spawn, write_pack, write_project
+from tests.helpers.train import TASK_PY, episodes_of, spawn, spawn_well, write_pack, write_project
 from tests.store.test_store import random_episode, same
 
 
@@ -359,8 +359,7 @@ def ending(project: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[dict[str, Any], int]:
     """How the uninterrupted run ends, and how many commits it made."""
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    code, output = spawn(project, "train", before=partial(kill_at_commit, 0))
-    assert code == 0, output
+    spawn_well(project, "train", before=partial(kill_at_commit, 0))
     found = ending(project)
     assert sum(found["drift"].values()) > 20 and all(
         "drift/resegmented" in row for row in found["metrics"]

@@ -33,7 +33,7 @@ from agentrl_cli.tasks import Pack, draw_splits, load_pack, load_packs, question
 from agentrl_cli.trainer.memory_plan import plan
 from agentrl_cli.types.content import content_text
 from tests.helpers.chat import CHAT
-from tests.helpers.train import trainer_of, write_model
+from tests.helpers.train import after_training, write_model
 
 YAML = """\
 name: words
@@ -339,8 +339,7 @@ async def test_the_reference_is_what_the_training_started_from(tmp_path: Path) -
         "train": {"steps": 1, "lr": 1e-9},
         "deterministic": True,
     }
-    async with trainer_of(tmp_path / "run", start, **sections) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path / "run", start, **sections) as (trainer, run):
         (row,) = trainer.store.runs.steps(run.id)
         with Store.open(trainer.store.path, readonly=True) as store:
             assert store.runs.get(run.name).model == str(start)

@@ -32,7 +32,15 @@ from agentrl_cli.types import (
     ToolResult,
     Turn,
 )
-from tests.helpers.train import TASK_PY, as_bytes, spawn, trainer_of, write_model, write_pack
+from tests.helpers.train import (
+    TASK_PY,
+    as_bytes,
+    spawn,
+    spawn_well,
+    trainer_of,
+    write_model,
+    write_pack,
+)
 from tests.reports.planted import PLANTED, case, steps
 from tests.trainer.test_resume import only_run, plan, project_of
 
@@ -300,8 +308,7 @@ def read(project: Path) -> tuple[RunRow, list[dict[str, Any]], str, Any]:
 
 def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> None:
     whole = project(tmp_path / "whole", model, ONCE)
-    code, said = spawn(whole, "train", "--heal")
-    assert code == 0, said
+    spawn_well(whole, "train", "--heal")
     run, made, text, weights = read(whole)
     assert (run.status, run.step, run.config["train"]["lr"]) == ("finished", 6, made[0]["to"])
     (change,) = made
@@ -315,8 +322,7 @@ def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> 
     for words, event, call in ((["--heal"], "update", 3), (["--resume", "last"], "batch", 2)):
         plan(cut, event, call)  # before the change of step 3, then after it, in step 4
         assert spawn(cut, "train", *words)[0] == -signal.SIGKILL
-    code, said = spawn(cut, "train", "--resume", "last")
-    assert code == 0, said
+    spawn_well(cut, "train", "--resume", "last")
     after = read(cut)
     assert (after[1], after[3]) == (made, weights)
 

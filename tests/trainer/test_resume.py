@@ -11,7 +11,7 @@ import torch
 from agentrl_cli.errors import PolicyError, device_fault
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Outcome
-from tests.helpers.train import as_bytes, episodes_of, spawn, write_project
+from tests.helpers.train import as_bytes, episodes_of, spawn, spawn_well, write_project
 
 STEPS, EPISODES = 4, 8
 
@@ -133,8 +133,7 @@ def ending(project: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    code, said = spawn(project, "train")
-    assert code == 0, said
+    spawn_well(project, "train")
     return ending(project)
 
 
@@ -159,8 +158,7 @@ def test_killed_and_resumed_is_never_interrupted(
         run = only_run(store)
         assert run.state == "interrupted"
         done = {e.id: e for e in episodes_of(store, run) if e.outcome is not None}
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    spawn_well(project, "train", "--resume", "last")
     assert ending(project) == whole
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         for episode in done.values():
@@ -188,8 +186,7 @@ def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
         done = {
             e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)
         }
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    spawn_well(project, "train", "--resume", "last")
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("finished", STEPS)
@@ -300,8 +297,7 @@ def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
     )
     (project / "sampler.py").write_text(FAULTY)
     (project / "limit").write_text("9")
-    code, text = spawn(project, "train")
-    assert code == 0, text
+    text = spawn_well(project, "train")
     assert (
         "the GPU failed (CUDA error: an illegal memory access was encountered); a new process resumes"
         in text

@@ -19,7 +19,7 @@ from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
-from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
+from tests.helpers.train import TASK_PY, after_training, episodes_of, trainer_of, write_pack
 from tests.helpers.trees import grafted
 
 
@@ -75,8 +75,7 @@ async def test_every_episode_has_a_fact_and_every_step_its_metrics(
 
 async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> None:
     """What is stored counts only for the same task and seed: the data may change between a kill and the resume."""
-    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, train={"steps": 1}) as (trainer, run):
         trained = [e for e in episodes_of(trainer.store, run) if e.fact == Fact.TRAINED]
         skipped = [e for e in episodes_of(trainer.store, run) if e.fact != Fact.TRAINED]
         assert trained and all(trainer.store.signals.get(e.id) is None for e in skipped)
@@ -145,8 +144,7 @@ async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> Non
     write_pack(
         tmp_path, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said")
     )
-    async with trainer_of(tmp_path, model) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model) as (trainer, run):
         assert run.status == "finished"
         for step in (1, 2):
             episodes = episodes_of(trainer.store, run, step)
@@ -178,8 +176,7 @@ async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model
         "eval_tasks": 3,
         "eval_samples": 2,
     }
-    async with trainer_of(tmp_path, model, train=train) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, train=train) as (trainer, run):
         store, weights = trainer.store, trainer.loaded.model.state_dict()
         kept = {(c.kind, c.step): Path(c.path) for c in store.runs.checkpoints(run.id)}
         evals = {row.step: row.pass_rate or 0.0 for row in store.runs.evals(run.id)}
@@ -233,8 +230,10 @@ async def test_the_reference_is_the_model_before_training(
     tmp_path: Path, model: Path, lora: bool
 ) -> None:
     sections: dict[str, Any] = {"algo": {"kl_coef": 0.1}, "adapter": {"enabled": lora, "r": 4}}
-    async with trainer_of(tmp_path, model, train={"steps": 2, "lr": 1e-2}, **sections) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, train={"steps": 2, "lr": 1e-2}, **sections) as (
+        trainer,
+        run,
+    ):
         store = trainer.store
         start = load_model(model, trainer.config.model, base=tmp_path)
         kl = [row["kl"] for row in store.runs.steps(run.id)]
@@ -272,10 +271,9 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
     (tmp_path / "shifting.jinja").write_text(SHIFTING)
     changed = {"chat_template": "shifting.jinja"}
     drift, algo = {"structural": structural}, {"drop_zero_variance": False}
-    async with trainer_of(
+    async with after_training(
         tmp_path, model, model=changed, drift=drift, algo=algo, train={"steps": 1}
-    ) as trainer:
-        run = await trainer.train()
+    ) as (trainer, run):
         episodes = episodes_of(trainer.store, run)
         assert [e.fact for e in episodes] == [fact] * 8
         for episode in episodes:
@@ -300,8 +298,10 @@ async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
     )
     changed |= {"append_only": True}
     algo = {"drop_zero_variance": False}
-    async with trainer_of(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as (
+        trainer,
+        run,
+    ):
         episodes = episodes_of(trainer.store, run)
         kinds = {row.kind for episode in episodes for row in trainer.store.marks.drift(episode.id)}
         lines = [
@@ -355,10 +355,9 @@ class Diary:
 async def test_hooks_are_called_in_order(tmp_path: Path, model: Path) -> None:
     diary = Diary()
     train = {"steps": 2, "eval_every": 2, "eval_tasks": 1, "eval_samples": 1, "save_every": 1}
-    async with trainer_of(
+    async with after_training(
         tmp_path, model, [diary], algo={"drop_zero_variance": False}, train=train
-    ) as trainer:
-        run = await trainer.train()
+    ) as (trainer, run):
         extra = [
             part for part in episodes_of(trainer.store, run)[0].reward_parts if part.name == "extra"
         ]
@@ -405,8 +404,7 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         ("evaluate", {}),
     )
     algo, train = {"drop_zero_variance": False}, {"steps": 2, "eval_tasks": 2, "eval_samples": 1}
-    async with trainer_of(tmp_path, model, [asking], algo=algo, train=train) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, [asking], algo=algo, train=train) as (trainer, run):
         store = trainer.store
         assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25, 0.25]
         assert (run.step, run.total_steps) == (3, 3)
@@ -425,8 +423,7 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
 
 async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Path) -> None:
     asking = Asking(tmp_path / "runs" / "agentrl.db", ("stop", {}))
-    async with trainer_of(tmp_path, model, [asking], train={"steps": 5}) as trainer:
-        run = await trainer.train()
+    async with after_training(tmp_path, model, [asking], train={"steps": 5}) as (trainer, run):
         assert (run.status, run.step) == ("stopped", 1) and "control" in run.error
         assert [(c.kind, c.step) for c in trainer.store.runs.checkpoints(run.id)] == [("last", 1)]
 
@@ -521,8 +518,7 @@ async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(
         "train": {"steps": 1},
         "algo": {"advantage": "dr_grpo", "aggregation": "episode_mean"},
     }
-    async with trainer_of(tmp_path / "first", model, **sections) as trainer:
-        await trainer.train()
+    async with after_training(tmp_path / "first", model, **sections) as (trainer, _):
         made = episodes_of(trainer.store, trainer.run)
     async with trainer_of(tmp_path / "second", model, **sections) as trainer:
         groups: dict[str | None, list[Episode]] = {}

@@ -27,7 +27,7 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import Origin
 from tests.helpers.session import open_chat
-from tests.helpers.tui import until, until_text, visible
+from tests.helpers.tui import press, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -217,13 +217,11 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
     async with app.run_test(notifications=True, size=(80, 24)) as pilot:
         await until(pilot, lambda: "your turn" in visible(app))
-        await pilot.press(*"hi", "ctrl+j", *"you", "enter")
-        text = await until_text(pilot, "one")
+        text = await press(pilot, *"hi", "ctrl+j", *"you", "enter", then="one")
         assert "hi" in text and "you" in text
         await until_text(pilot, "your turn")
-        await pilot.press("f5")
-        assert "CHAT TEMPLATE" in await until_text(
-            pilot, "CONTEXT 14 tokens"
+        assert "CHAT TEMPLATE" in await press(
+            pilot, "f5", then="CONTEXT 14 tokens"
         ) and "<|im_start|>" in visible(app)
         await pilot.press("f5", "up")
         line = app.screen.query_one(ChatLine)
@@ -233,8 +231,7 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
         await pilot.press("tab")
         assert line.text == "/undo "
         line.put("/edit")
-        await pilot.press("enter")
-        await until(pilot, lambda: line.text == "hi\nyou")
+        await press(pilot, "enter", then=lambda: line.text == "hi\nyou")
     kept = tmp_path / "chat-history.jsonl"
     assert kept.stat().st_mode & 0o777 == 0o600 and read_history(kept) == ["hi\nyou", "/edit"]
     later = ChatScreen(Reader(tmp_path / "c.db"), client)

@@ -40,7 +40,7 @@ from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.trees import chain, episode, fork, sub_agent, three_leaves
-from tests.helpers.tui import screen_of, until, until_text, visible
+from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
 EP = "ep0120003"
@@ -62,8 +62,7 @@ def tokens(app: App[int]) -> TokenView:
 
 
 async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
+    async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
         view, screen = tokens(pilot.app), pilot.app.screen
         assert isinstance(screen, ReplayScreen)
         start = view.cursor
@@ -76,8 +75,18 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
             assert view.cursor == cursor
         await pilot.press("up")
         assert 0 < view.cursor < 146
-        await pilot.press("g", "k", "down", "pagedown", "pageup", "slash", *"total", "enter")
-        await until_text(pilot, "matches, . for the next")
+        await press(
+            pilot,
+            "g",
+            "k",
+            "down",
+            "pagedown",
+            "pageup",
+            "slash",
+            *"total",
+            "enter",
+            then="matches, . for the next",
+        )
         assert '" total"' in visible(pilot.app)
         first = view.cursor
         await pilot.press("full_stop")
@@ -89,10 +98,8 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         assert "I need the total" not in visible(pilot.app)
         await pilot.press("space", "apostrophe")
         assert "I need the total" in visible(pilot.app)
-        await pilot.press("B")
-        await until_text(pilot, "This episode has one branch.")
-        await pilot.press("y")
-        assert "4  episode id" in await until_text(pilot, "copy")
+        await press(pilot, "B", then="This episode has one branch.")
+        assert "4  episode id" in await press(pilot, "y", then="copy")
         for _ in range(2):  # typed ahead: the second reaches a window that is closed
             pilot.app.screen.post_message(Key("4", "4"))
         await pilot.pause()
@@ -104,21 +111,15 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         await pilot.resize_terminal(*WIDE)
         await until_text(pilot, "TOKEN 2/64")
         assert view.cursor == start + 1
-        await pilot.press("J", "l")
-        text = await until_text(pilot, "4 of 8")
+        text = await press(pilot, "J", "l", then="4 of 8")
         assert "TOKEN 3/64" in text and "reward 1.20" in text
-        await pilot.press("h", "h")
-        await until_text(pilot, "2 of 8")
+        await press(pilot, "h", "h", then="2 of 8")
         await until(pilot, lambda: screen.browse.ids is not None)
         before = screen.episode_id
-        await pilot.press("n")
-        await until(pilot, lambda: screen.episode_id != before)
-        await pilot.press("i")
-        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
-        await pilot.press("escape")
-        await until(pilot, lambda: pilot.app.screen is screen)
-        await pilot.press("escape")
-        await until_text(pilot, "q quits")
+        await press(pilot, "n", then=lambda: screen.episode_id != before)
+        await press(pilot, "i", then=lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await press(pilot, "escape", then=lambda: pilot.app.screen is screen)
+        await press(pilot, "escape", then="q quits")
         assert pilot.app.is_running and pilot.app.return_value is None
 
 
@@ -154,22 +155,22 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
         monkeypatch.setattr(screen.panes, "paint", before_paint)
         await until(pilot, lambda: set(opacity().values()) == {1.0})
         before = screen.episode_id
-        await pilot.press("l")
-        await until(pilot, lambda: screen.episode_id != before and set(opacity().values()) == {1.0})
+        await press(
+            pilot,
+            "l",
+            then=lambda: screen.episode_id != before and set(opacity().values()) == {1.0},
+        )
     assert set(dimmed[0].values()) == {0.35}
     later = {"failure", "diff", "steps", "beside"}
     assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
 
 
 async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("f")
-        assert "fields: adv branches calls" in await until_text(
-            pilot, "enter: go"
+    async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
+        assert "fields: adv branches calls" in await press(
+            pilot, "f", then="enter: go"
         )  # the dialog lists the fields
-        await pilot.press(*"rewar:<1", "enter")
-        await until_text(pilot, "Did you mean reward")
+        await press(pilot, *"rewar:<1", "enter", then="Did you mean reward")
         assert isinstance(pilot.app.screen, Form)  # a typo does not get past the dialog
         for key in ("down", "down", "x"):  # at once, as a paste or a slow machine brings them
             pilot.app.post_message(Key(key, key if len(key) == 1 else None))
@@ -179,8 +180,16 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
                 item.value for item in pilot.app.screen.query(Input) if item.name == "step"
             ),
         )
-        await pilot.press("backspace", "up", "up", *["backspace"] * 8, *"reward:>1", "enter")
-        assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
+        assert "ep ep0120006" in await press(
+            pilot,
+            "backspace",
+            "up",
+            "up",
+            *["backspace"] * 8,
+            *"reward:>1",
+            "enter",
+            then="reward 1.20",
+        )
 
 
 async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
@@ -233,22 +242,23 @@ async def test_half_written_and_unknown_episodes_open(tmp_path: Path) -> None:
     half_written(tmp_path / "half.db")
     moves = ("j", "k", "J", "K", "down", "up", "G", "g", "v", "apostrophe", "space", "l", "tab")
     app = replay(tmp_path / "half.db", "nothing")
-    async with app.run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "No episode named 'nothing'")
+    async with showing(app, "No episode named 'nothing'", notifications=True, size=WIDE) as pilot:
         await pilot.press("j", "l", "n", "v", "y", "escape", "3")
         for episode, size in (("begun", WIDE), ("cut", WIDE), ("nan", SMALL)):
             await pilot.resize_terminal(*size)
             await app.push_screen(ReplayScreen(app.reader, episode))
             await until_text(pilot, "RUNNING")
-            await pilot.press(*moves, *"123456789")
-            await until_text(pilot, "not graded yet" if size == WIDE else "RUNNING")
+            await press(
+                pilot, *moves, *"123456789", then="not graded yet" if size == WIDE else "RUNNING"
+            )
 
 
 async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
     half_written(tmp_path / "half.db")
     done = demo.episode(demo.Words(), 1, solved=True)
-    async with replay(tmp_path / "half.db", "cut").run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "RUNNING")
+    async with showing(
+        replay(tmp_path / "half.db", "cut"), "RUNNING", notifications=True, size=WIDE
+    ) as pilot:
         screen = screen_of(pilot, ReplayScreen)
         await until(pilot, lambda: screen.panes._version is not None)
         turn = done.turns[2]
@@ -263,35 +273,32 @@ async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
     ) as pilot:
         text = await until_text(pilot, "9 episodes")
         assert "ep_live" in text and "running" in text
-        await pilot.press("o", "o")
-        await until_text(pilot, "sort -reward")
-        await pilot.press("f", *"rewrd:>1", "enter")
-        assert "reward" in await until_text(pilot, "rewrd")
-        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
-        await until_text(pilot, "3 episodes")
-        await pilot.press("j", "enter")
-        await until_text(pilot, "agentrl replay")
-        await pilot.press("q")
-        await until_text(pilot, "agentrl episodes")
+        await press(pilot, "o", "o", then="sort -reward")
+        assert "reward" in await press(pilot, "f", *"rewrd:>1", "enter", then="rewrd")
+        await press(pilot, *["backspace"] * 8, *"reward:>1", "enter", then="3 episodes")
+        await press(pilot, "j", "enter", then="agentrl replay")
+        await press(pilot, "q", then="agentrl episodes")
 
 
 async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(size=SMALL) as pilot:
-        await until_text(pilot, "no episodes yet")
+    async with showing(
+        AgentApp(tmp_path / "e.db", EpisodesScreen), "no episodes yet", size=SMALL
+    ) as pilot:
         await pilot.press("j", "k", "G", "g", "enter", "pagedown")
     path = tmp_path / "many.db"
     with Store.open(path) as store, store.transaction():
         for number in range(1500):
             store.episodes.start(Episode(f"e{number:05d}", "t/0", started=1.0 + number))
-    async with AgentApp(path, lambda reader: EpisodesScreen(reader, Browse(sort="time"))).run_test(
-        notifications=True, size=SMALL
+    async with showing(
+        AgentApp(path, lambda reader: EpisodesScreen(reader, Browse(sort="time"))),
+        "e00000",
+        notifications=True,
+        size=SMALL,
     ) as pilot:
-        await until_text(pilot, "e00000")
         table = pilot.app.screen.query_one(EpisodeTable)
         assert len(table.rows) < 200
-        await pilot.press("G")
-        await until_text(pilot, "e01499")
+        await press(pilot, "G", then="e01499")
         assert len(table.rows) < 600
 
 
@@ -354,11 +361,11 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
     db = tmp_path / "a.db"
     demo.fill(db, steps=2)
     words = demo.Words()
-    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
+    async with showing(
+        replay(db, "ep0002003"), "TOKEN 1/64", notifications=True, size=WIDE
+    ) as pilot:
         screen = screen_of(pilot, ReplayScreen)
-        await pilot.press("L")
-        assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
+        assert "FOLLOWING" in await press(pilot, "L", then="FOLLOWING")
         await until(
             pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None
         )
@@ -371,8 +378,7 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
         await until(pilot, lambda: screen.episode_id == "newer" and screen.view is not None)
         await until(pilot, lambda: tokens(pilot.app).cursor == len(newer.tokens) - 1)
         assert "FOLLOWING" in visible(pilot.app)
-        await pilot.press("K")
-        await until(pilot, lambda: "FOLLOWING" not in visible(pilot.app))
+        await press(pilot, "K", then=lambda: "FOLLOWING" not in visible(pilot.app))
         with Store.open(db) as store:
             store.episodes.finish(newer.with_(id="newest", started=5e9))
         await pilot.pause(1.2)
@@ -500,21 +506,17 @@ async def test_replay_shows_the_tree_and_each_branch_alone(trees: Path) -> None:
             "TURN 2/7 user  another context" in text and "TURN 4/7 tool  continues turn 1" in text
         )
         screen = screen_of(pilot, ReplayScreen)
-        await pilot.press("B")
-        text = await until_text(pilot, "BRANCH 1 of 3: turns 2-3")
+        text = await press(pilot, "B", then="BRANCH 1 of 3: turns 2-3")
         assert "the expert: what is the price" in text and "It costs 54" not in text
-        await pilot.press("B")
-        text = await until_text(pilot, "BRANCH 2 of 3: turns 0-1 4-5")
+        text = await press(pilot, "B", then="BRANCH 2 of 3: turns 0-1 4-5")
         assert "It costs 54" in text and "It costs 12" not in text and "▸ TURN 3/7" in text
-        await pilot.press("B")
-        text = await until_text(pilot, "BRANCH 3 of 3: turns 0-1 6-7")
+        text = await press(pilot, "B", then="BRANCH 3 of 3: turns 0-1 6-7")
         assert "It costs 12" in text and "It costs 54" not in text
         block = screen.panes.tokens.view.blocks[6] if screen.panes.tokens.view is not None else None
         assert (
             block is not None and screen.panes.tokens.cursor == block.start
         )  # the first token that is the branch's own
-        await pilot.press("B")
-        await until(pilot, lambda: "BRANCH" not in visible(app))
+        await press(pilot, "B", then=lambda: "BRANCH" not in visible(app))
         assert "It costs 54" in visible(app)
 
 
@@ -574,20 +576,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_an_episode_is_read_as_messages(page: Path) -> None:
     app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        await until_text(pilot, "TURN")
-        await pilot.press("M")
-        text = await until_text(pilot, "2 keys: rows, total")
+    async with showing(app, "TURN", notifications=True, size=(120, 40)) as pilot:
+        text = await press(pilot, "M", then="2 keys: rows, total")
         assert "• read all rows" in text and "# Plan" not in text and "row 59" not in text
         assert "\x1b[31m" not in text and "␀1b[31mred" in text
-        await pilot.press("enter")
-        await until_text(pilot, '"name": "row 0"')
-        await pilot.press("slash", *"row 59", "enter")
-        await until_text(pilot, '"name": "row 59"')
-        await pilot.press("g", "enter")
-        await until(pilot, lambda: '"row 0"' not in visible(app))
-        await pilot.press("q")
-        await until_text(pilot, "TURN")
+        await press(pilot, "enter", then='"name": "row 0"')
+        await press(pilot, "slash", *"row 59", "enter", then='"name": "row 59"')
+        await press(pilot, "g", "enter", then=lambda: '"row 0"' not in visible(app))
+        await press(pilot, "q", then="TURN")
 
 
 async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
@@ -620,15 +616,12 @@ async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
     async with app.run_test(notifications=True, size=(120, 70)) as pilot:
         text = await until_text(pilot, "▀▀▀▀")
         assert "image 8x8" in text and "cannot be shown" in text, text
-        await pilot.press("I")
-        text = await until_text(pilot, "1 of 3")
+        text = await press(pilot, "I", then="1 of 3")
         assert "turn 0, user, image 1" in text
-        await pilot.press("right", "o")
-        await until_text(pilot, "2 of 3")
+        await press(pilot, "right", "o", then="2 of 3")
         await until(pilot, lambda: len(list((page.parent / "images").glob("*.png"))) >= 2)
         assert "▀" * 40 in visible(app)
-        await pilot.press("x", "M")
-        text = await until_text(pilot, "reading")
+        text = await press(pilot, "x", "M", then="reading")
         assert "[image 8x8" in text and "▀▀▀▀" in text
     rows = picture_rows(pictures[0], 4, 4)
     assert (
@@ -640,9 +633,9 @@ async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
 
 async def test_a_filter_is_a_form(page: Path) -> None:
     app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        await until_text(pilot, "TURN")
-        await pilot.press(
+    async with showing(app, "TURN", notifications=True, size=(120, 40)) as pilot:
+        await press(
+            pilot,
             "f",
             *"reward:<1",
             "tab",
@@ -655,5 +648,5 @@ async def test_a_filter_is_a_form(page: Path) -> None:
             *"bad",
             "right",
             "enter",
+            then="filter reward:<1 outcome:failed flag:BADARG",
         )
-        await until_text(pilot, "filter reward:<1 outcome:failed flag:BADARG")

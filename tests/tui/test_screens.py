@@ -49,7 +49,7 @@ from agentrl_cli.tui.whatif.view import whatif_arguments
 from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
-from tests.helpers.tui import screen_of, until, until_text, visible
+from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
 EP = "ep0120003"
@@ -97,32 +97,27 @@ def replay(db: Path, episode: str = EP) -> AgentApp:
 
 async def test_words_are_explained_in_every_screen(db: Path) -> None:
     app = replay(db)
-    async with app.run_test(size=SMALL) as pilot:
-        await until_text(pilot, "TURN 2")
+    async with showing(app, "TURN 2", size=SMALL) as pilot:
         for screen in (RunsScreen(app.reader), WatchScreen(app.reader, "grpo-07")):
-            await pilot.press("W")
-            assert "above (+) or below" in await until_text(pilot, "On the screens")
+            assert "above (+) or below" in await press(pilot, "W", then="On the screens")
             await pilot.press("escape")
             await app.push_screen(screen)
-        await pilot.press("W")
-        await until_text(pilot, "On the screens")
+        await press(pilot, "W", then="On the screens")
 
 
 async def test_marks_are_kept(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     demo.fill(db, steps=2)
-    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("t", *"bad keep", "enter")
-        await until_text(pilot, "TAGS bad, keep")
-        await pilot.press("b")
-        await until_text(pilot, "TAGS bad, keep, mark")
-        await pilot.press("b", "t", *"-bad", "enter")
-        await until(pilot, lambda: "TAGS keep" in visible(pilot.app))
-        await pilot.press("m", *"a comma", "enter")
-        await until_text(pilot, "NOTE a comma")
-        await pilot.press("x")
-        assert "flag:BADARG step:2" in await until_text(pilot, "5 episodes")
+    async with showing(
+        replay(db, "ep0002003"), "TOKEN 1/64", notifications=True, size=WIDE
+    ) as pilot:
+        await press(pilot, "t", *"bad keep", "enter", then="TAGS bad, keep")
+        await press(pilot, "b", then="TAGS bad, keep, mark")
+        await press(
+            pilot, "b", "t", *"-bad", "enter", then=lambda: "TAGS keep" in visible(pilot.app)
+        )
+        await press(pilot, "m", *"a comma", "enter", then="NOTE a comma")
+        assert "flag:BADARG step:2" in await press(pilot, "x", then="5 episodes")
         assert isinstance(pilot.app.screen, EpisodesScreen)
     with Store.open(db, readonly=True) as store:
         row = store.episodes.row("ep0002003")
@@ -130,8 +125,9 @@ async def test_marks_are_kept(tmp_path: Path) -> None:
 
 
 async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=(180, 45)) as pilot:
-        await until_text(pilot, "DIFF with sibling")
+    async with showing(
+        replay(db), "DIFF with sibling", notifications=True, size=(180, 45)
+    ) as pilot:
         await until(pilot, lambda: pilot.app.screen.query_one("#other", TokenView).view is not None)
         text = visible(pilot.app)
         assert "12 * 4.5 + 3.9" in text and "12 * 4,5 + 3.9" in text
@@ -165,19 +161,13 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
         text = await until_text(pilot, "grpo-06")
         assert "2 runs" in text and "120/400" in text and "grpo-07" in text
         assert "checkpoints (1): best 100" in await until_text(pilot, "REWARD")
-        await pilot.press("c")
-        await until_text(pilot, "grpo-07/checkpoints/step_100")
-        await pilot.press("escape", "enter")
-        await until_text(pilot, "agentrl watch")
-        await pilot.press("q", "e")
-        await until_text(pilot, "run grpo-07")
-        await pilot.press("q", "D")
-        await until_text(pilot, "is running: stop it first")
-        await pilot.press("slash", *"06", "enter")
-        await until_text(pilot, "holding '06'")
+        await press(pilot, "c", then="grpo-07/checkpoints/step_100")
+        await press(pilot, "escape", "enter", then="agentrl watch")
+        await press(pilot, "q", "e", then="run grpo-07")
+        await press(pilot, "q", "D", then="is running: stop it first")
+        await press(pilot, "slash", *"06", "enter", then="holding '06'")
         await pilot.press("slash", "backspace", "backspace", "enter")
-        await pilot.press("C")
-        await until_text(pilot, "agentrl compare")
+        await press(pilot, "C", then="agentrl compare")
         assert "grpo-06" in await until_text(pilot, "METRICS")
 
 
@@ -188,11 +178,9 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
     folder.mkdir()
     with Store.open(db) as store:
         store.runs.update("run6", dir="grpo-06")
-    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "grpo-06")
+    async with showing(AgentApp(db, RunsScreen), "grpo-06", notifications=True, size=WIDE) as pilot:
         for answer in ("n", "y"):
-            await pilot.press("G", "D")
-            await until_text(pilot, "Delete grpo-06?")
+            await press(pilot, "G", "D", then="Delete grpo-06?")
             assert folder.exists()
             await pilot.press(answer)
             # Keys that come while the question is still open would be lost on a busy machine.
@@ -231,29 +219,21 @@ async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) ->
 
 
 async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("J", "left_square_bracket")
-        assert "TOKEN 2/" in await until_text(pilot, "step 110")
-        await pilot.press("left_square_bracket")
-        await until_text(pilot, "ep0100003")
-        await pilot.press("left_square_bracket")
-        await until_text(pilot, "not tried at an earlier step")
-        await pilot.press("right_square_bracket", "right_square_bracket")
-        await until_text(pilot, "ep0120003")
-        await pilot.press("V")
-        await until_text(pilot, "checkpoints tried this task")
+    async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
+        assert "TOKEN 2/" in await press(pilot, "J", "left_square_bracket", then="step 110")
+        await press(pilot, "left_square_bracket", then="ep0100003")
+        await press(pilot, "left_square_bracket", then="not tried at an earlier step")
+        await press(pilot, "right_square_bracket", "right_square_bracket", then="ep0120003")
+        await press(pilot, "V", then="checkpoints tried this task")
         assert "step-119" in await until_text(pilot, "DIFF with right: first fork")
         screen = pilot.app.screen
         assert isinstance(screen, VersusScreen) and screen.fork is not None
         assert screen.texts[0].cursor == screen.fork.position
         before = screen.sides[0]
-        await pilot.press("l")
-        await until(pilot, lambda: screen.sides[0] != before)
+        await press(pilot, "l", then=lambda: screen.sides[0] != before)
         await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
         assert screen.side == 1 and screen.texts[1].lens == "logp"
-        await pilot.press("enter")
-        await until_text(pilot, "ep0")
+        await press(pilot, "enter", then="ep0")
     with Store.open(db, readonly=True) as store:
         steps = [related.at_step(store, EP, step) for step in (-1, 1)]
         assert steps == ["ep0110003", "ep_live"]
@@ -269,17 +249,13 @@ async def test_exports_hold_everything_but_secrets_and_palettes_change(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"1": ".jsonl", "2": ".html", "4": "-group.html", "5": "-group.jsonl"}
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
+    async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
         for key, name in names.items():
-            await pilot.press("e")
-            await until_text(pilot, "one HTML page")
-            await pilot.press(key)
-            await until(pilot, (tmp_path / f"{EP}{name}").exists)
+            await press(pilot, "e", then="one HTML page")
+            await press(pilot, key, then=(tmp_path / f"{EP}{name}").exists)
         first, *others = PALETTES
         for name in [*others, first]:  # all the way round, for the tests that follow
-            await pilot.press("P")
-            await until_text(pilot, f"colours {name}")
+            await press(pilot, "P", then=f"colours {name}")
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
     episode = demo.episode(demo.Words(), 3, solved=False)
     turn = episode.turns[1]
@@ -308,8 +284,9 @@ async def test_exports_hold_everything_but_secrets_and_palettes_change(
 async def test_a_store_without_runs_or_that_cannot_be_read(tmp_path: Path) -> None:
     keys = ("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(size=SMALL) as pilot:
-        await until_text(pilot, "agentrl rollout -n 16")
+    async with showing(
+        AgentApp(tmp_path / "e.db", RunsScreen), "agentrl rollout -n 16", size=SMALL
+    ) as pilot:
         await pilot.press(*keys, "question_mark")
     (tmp_path / "junk.db").write_text("hello", "utf-8")
     app = AgentApp(tmp_path / "junk.db", RunsScreen)
@@ -379,10 +356,9 @@ async def test_no_text_steers_the_terminal(live: Path) -> None:
     )
     assert all(sum(2 if ord(c) > 0x2E80 else 1 for c in text) <= 24 for text in shown)
     assert [kind for kind, *_ in layout.lines].count(Kind.NOTE) == len(shown)
-    async with AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
-        size=WIDE
+    async with showing(
+        AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")), "TOKEN 1/64", size=WIDE
     ) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
         pilot.app.screen.query_one("#why").update(Text("a\x1b[2Jb\x07c\x9bd"))  # type: ignore[attr-defined]
         await until_text(pilot, "a[2Jbcd")
         assert HARMLESS in pilot.app.get_line_filters()
@@ -414,8 +390,7 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live:
         for key, place in (("down", 1), ("pagedown", 11), ("up", 10), ("pageup", 0)):
             await pilot.press(key)
             assert screen.cursor == place, key
-        await pilot.press("pagedown")
-        await until_text(pilot, "calc/0417")  # in sight, where it is
+        await press(pilot, "pagedown", then="calc/0417")  # in sight, where it is
     with Store.open(live, readonly=True) as store:
         assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
 
@@ -441,10 +416,11 @@ async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) 
             StoreError, match="The training signals of episode ep0040001 is damaged"
         ):
             store.signals.get("ep0040001")
-    async with AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
-        size=SMALL
+    async with showing(
+        AgentApp(live, lambda reader: ReplayScreen(reader, "ep0040003")),
+        "Episode ep0040003 is damaged",
+        size=SMALL,
     ) as pilot:
-        await until_text(pilot, "Episode ep0040003 is damaged")
         await pilot.press("n", "n", "N", "q")
 
 
@@ -468,13 +444,11 @@ async def test_a_picture_of_a_secret_is_asked_for(
     for name, asks in (("plain", False), ("telling", True)):
         app = AgentApp(tmp_path / "s.db", lambda reader, name=name: ReplayScreen(reader, name))  # type: ignore[misc]
         target = tmp_path / f"replay-{name}.svg"
-        async with app.run_test(size=WIDE, notifications=True) as pilot:
-            await until_text(pilot, "TOKEN 1/")
+        async with showing(app, "TOKEN 1/", size=WIDE, notifications=True) as pilot:
             await pilot.press("s")
             if asks:
                 await until_text(pilot, "A picture masks nothing")
-                await pilot.press("n", "s")
-                await until_text(pilot, "A picture masks nothing")
+                await press(pilot, "n", "s", then="A picture masks nothing")
                 assert not target.exists()
                 await pilot.press("y")
             await until(pilot, target.exists)
@@ -496,18 +470,15 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
     live: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(live.parent)
-    async with AgentApp(live, lambda reader: WatchScreen(reader, "run7")).run_test(
-        size=WIDE
+    async with showing(
+        AgentApp(live, lambda reader: WatchScreen(reader, "run7")), "worth a look", size=WIDE
     ) as pilot:
-        await until_text(pilot, "worth a look")
-        await pilot.press("s")
-        await until(pilot, (live.parent / "watch-run7.svg").exists)
+        await press(pilot, "s", then=(live.parent / "watch-run7.svg").exists)
         (live.parent / "watch-run7.svg").unlink()
         with Store.open(live) as store:
             store.journal.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
         await until_text(pilot, "hunter22")
-        await pilot.press("s")
-        await until_text(pilot, "A picture masks nothing")
+        await press(pilot, "s", then="A picture masks nothing")
         assert not (live.parent / "watch-run7.svg").exists()
 
 
@@ -532,13 +503,10 @@ async def test_keys_of_the_user_and_clicks(
         await until(pilot, lambda: screen.episode_id == "ep0040001")
         await pilot.click("#group", offset=(3, 0))  # its title
         assert screen.episode_id == "ep0040001"
-        await pilot.press("ctrl+t")
-        await until_text(pilot, "tags, with a minus")
-        await pilot.press("escape", "question_mark")
-        text = await until_text(pilot, "Your own keys")
+        await press(pilot, "ctrl+t", then="tags, with a minus")
+        text = await press(pilot, "escape", "question_mark", then="Your own keys")
         assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
-        await pilot.press("z", "ctrl+p", *"replay.tag")
-        await until_text(pilot, "tag   ctrl+t   replay.tag")
+        await press(pilot, "z", "ctrl+p", *"replay.tag", then="tag   ctrl+t   replay.tag")
     known = {"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}
     assert unknown_key(known) == ""
     assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})

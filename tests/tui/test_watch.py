@@ -26,7 +26,7 @@ from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
-from tests.helpers.tui import screen_of, until, until_text, visible
+from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
 from tests.reports.planted import PLANTED
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -69,26 +69,17 @@ async def test_every_size_shows_what_fits_and_what_is_new(db: Path) -> None:
 async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
     with Store.open(db) as store:
         store.runs.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-4})
-    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "step 41")
+    async with showing(app(db), "step 41", notifications=True, size=WIDE) as pilot:
         for key, answer in (("p", "n"), ("X", "escape"), ("k", "y"), ("E", "y")):
-            await pilot.press(key)
-            await until_text(pilot, "y yes")
-            await pilot.press(answer)
-            await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
+            await press(pilot, key, then="y yes")
+            await press(pilot, answer, then=lambda: isinstance(pilot.app.screen, WatchScreen))
         await until_lines(pilot, "waiting: checkpoint", "│ evaluate  ")
-        await pilot.press("plus")
-        assert "0.0001 → 0.00015" in await until_text(pilot, "y yes")
-        await pilot.press("y", "S")
-        await until_text(pilot, "one of lr, max_grad_norm, steps")
-        await pilot.press("x", "enter")
-        await until_text(pilot, "eval needs a number, not '20x'")
-        await pilot.press("backspace", "enter")
-        await until_text(pilot, "train.eval.every becomes 20")
-        await pilot.press("y", "ctrl+c")
-        assert "detach: the training goes on" in await until_text(pilot, "stop now")
-        await pilot.press("3")
-        await until_text(pilot, "stop: asked the trainer")
+        assert "0.0001 → 0.00015" in await press(pilot, "plus", then="y yes")
+        await press(pilot, "y", "S", then="one of lr, max_grad_norm, steps")
+        await press(pilot, "x", "enter", then="eval needs a number, not '20x'")
+        await press(pilot, "backspace", "enter", then="train.eval.every becomes 20")
+        assert "detach: the training goes on" in await press(pilot, "y", "ctrl+c", then="stop now")
+        await press(pilot, "3", then="stop: asked the trainer")
     with Store.open(db) as store:
         taken = [(control.action, control.data) for control in store.controls.take("run7")]
     assert [action for action, _ in taken] == ["checkpoint", "evaluate", "set", "set", "stop"]
@@ -106,8 +97,7 @@ async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Pat
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "PAUSED")
         assert "paused after step 40: p resumes" in text and not {"ETA", "LIVE"} & {*text.split()}
-        await pilot.press("p")
-        await until_text(pilot, "resume grpo-07?")
+        await press(pilot, "p", then="resume grpo-07?")
     at = [0.0, 2.0, 4.0, 600.0, 602.0]
     steps = tuple({"step": n, "at": x} for n, x in enumerate(at))
     assert RunData(RunRow("r", "r", total_steps=20), steps=steps).seconds_per_step() == 2.0
@@ -140,14 +130,14 @@ async def test_mouse_keys_and_alerts_lead_to_what_they_are_about(db: Path) -> No
         for _ in range(2):
             await pilot.click(offset=(20, row))
         assert "ep0040006" in await until_text(pilot, "agentrl replay")
-        await pilot.press("q", "1", *["up"] * 9, "enter")
-        assert "RUNNING" in await until_text(pilot, "agentrl replay")
-        await pilot.press("q", "3")
-        await until_text(pilot, "ep0040008")
-        await pilot.press("f", *"reward:>1", "enter")
-        await until(pilot, lambda: "ep0040008" not in visible(pilot.app))
-        await pilot.press("enter")
-        await until_text(pilot, "agentrl replay")
+        assert "RUNNING" in await press(
+            pilot, "q", "1", *["up"] * 9, "enter", then="agentrl replay"
+        )
+        await press(pilot, "q", "3", then="ep0040008")
+        await press(
+            pilot, "f", *"reward:>1", "enter", then=lambda: "ep0040008" not in visible(pilot.app)
+        )
+        await press(pilot, "enter", then="agentrl replay")
         await pilot.press("q", "1")
         screen = screen_of(pilot, WatchScreen)
         assert screen.data is not None
@@ -158,8 +148,7 @@ async def test_mouse_keys_and_alerts_lead_to_what_they_are_about(db: Path) -> No
         assert (screen.tab, screen.browse.filter) == ("episodes", "step:39")
         await pilot.press("1", "up", "enter")  # this one names no step
         assert screen.tab == "health"
-        await pilot.press("8", "slash", *"prompts_per", "enter")
-        await until_text(pilot, "prompts_per: 1 of 1")
+        await press(pilot, "8", "slash", *"prompts_per", "enter", then="prompts_per: 1 of 1")
 
 
 async def test_the_log_follows_until_it_is_scrolled_up_and_frozen_does_not_move(db: Path) -> None:
@@ -169,15 +158,12 @@ async def test_the_log_follows_until_it_is_scrolled_up_and_frozen_does_not_move(
                 store.journal.add_log("run7", "info", f"line {n}.")
 
     write(0, 80)
-    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "REWARD 0.")
+    async with showing(app(db), "REWARD 0.", notifications=True, size=WIDE) as pilot:
         screen = screen_of(pilot, WatchScreen)
-        await pilot.press("l")
-        await until_text(pilot, "line 79.")
+        await press(pilot, "l", then="line 79.")
         write(80, 90)
         await until_text(pilot, "line 89.")
-        await pilot.press("pageup", "pageup")
-        await until(pilot, lambda: "line 89." not in visible(pilot.app))
+        await press(pilot, "pageup", "pageup", then=lambda: "line 89." not in visible(pilot.app))
         write(90, 91)
 
         def newest() -> str:
@@ -185,13 +171,11 @@ async def test_the_log_follows_until_it_is_scrolled_up_and_frozen_does_not_move(
 
         await until(pilot, lambda: newest() == "line 90.")
         assert "line 90." not in visible(pilot.app)
-        await pilot.press("space")
-        await until_text(pilot, "FROZEN")
+        await press(pilot, "space", then="FROZEN")
         write(91, 92)
         await pilot.pause(1.2)
         assert newest() == "line 90."
-        await pilot.press("space")
-        await until(pilot, lambda: newest() == "line 91.")
+        await press(pilot, "space", then=lambda: newest() == "line 91.")
 
 
 async def test_runs_that_are_new_missing_or_end(tmp_path: Path) -> None:
@@ -201,14 +185,15 @@ async def test_runs_that_are_new_missing_or_end(tmp_path: Path) -> None:
         store.runs.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
         store.runs.add(RunRow(id="r1", name="old-01", status="finished", started=9e9))
     keys = ("enter", "down", "up", *"2456789", "r", "left_square_bracket", "1", "space", "space")
-    async with app(path, "new").run_test(notifications=True, size=SMALL) as pilot:
-        await until_text(pilot, "no episode runs")
+    async with showing(
+        app(path, "new"), "no episode runs", notifications=True, size=SMALL
+    ) as pilot:
         await pilot.press(*keys)
-    async with app(path, "nope").run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "No run named 'nope'")
+    async with showing(
+        app(path, "nope"), "No run named 'nope'", notifications=True, size=WIDE
+    ) as pilot:
         await pilot.press("p", "enter", "2", "1")
-    async with app(path, "r1", follow=True).run_test(size=WIDE) as pilot:
-        await until_text(pilot, "old-01")
+    async with showing(app(path, "r1", follow=True), "old-01", size=WIDE) as pilot:
         with Store.open(path) as store:
             store.runs.add(RunRow(id="r2", name="ended-02", status="finished", started=1e10))
             store.runs.add(RunRow(id="r3", name="new-03", started=1e10))
@@ -235,18 +220,13 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
         assert middle.region.x < 60 and middle.region.width >= 110
         assert pilot.app.screen.query_one("#strip").region.height == 5
         for number in "12":
-            await pilot.press("C")
-            await until_text(pilot, "curves of other trainings")
-            await pilot.press(number)
-            await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
+            await press(pilot, "C", then="curves of other trainings")
+            await press(pilot, number, then=lambda: isinstance(pilot.app.screen, WatchScreen))
         await until_lines(pilot, "⠒ grpo-05", "⠒ grpo-06", "vs 0.3 0.3", "COMPARE grpo-06")
-        await pilot.press("f", *"ent|norm", "enter")
-        text = await until_text(pilot, "metrics with 'ent|norm'")
+        text = await press(pilot, "f", *"ent|norm", "enter", then="metrics with 'ent|norm'")
         assert "grad_norm" in text and "kl" not in text.split("metrics with")[1]
-        await pilot.press("y", "z")
-        assert "last 100 steps" in await until_text(pilot, "log axis")
-        await pilot.press("C", "escape", "9")
-        await until_text(pilot, "no advantage and teach nothing")
+        assert "last 100 steps" in await press(pilot, "y", "z", then="log axis")
+        await press(pilot, "C", "escape", "9", then="no advantage and teach nothing")
     data = RunData(RunRow("r", "r"), steps=({"step": 1, "approx_kl": 0.0, "reward": 0.1},))
     assert not data.has_reference and data.last("kl") is None
     lines = overview_charts(data, 60, 30, Look())

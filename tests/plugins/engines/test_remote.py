@@ -16,7 +16,14 @@ from agentrl_cli.plugins.engines.wires import SGLANG, VLLM
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Outcome, Sampling, StopReason
 from tests.helpers.remote import StandIn, server, vllm_answer
-from tests.helpers.train import STOP, VOCABULARY, episodes_of, trainer_of, write_project
+from tests.helpers.train import (
+    STOP,
+    VOCABULARY,
+    after_training,
+    episodes_of,
+    trainer_of,
+    write_project,
+)
 from tests.plugins.engines.policies import policy_at
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -56,8 +63,7 @@ async def test_training_with_a_server(
             "adapter": {"enabled": adapter, "r": 2},
             "train": {"steps": 3, "lr": 1e-2},
         }
-        async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, **more) as (trainer, run):
             metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
             episodes = episodes_of(trainer.store, run)
         left = sorted(path.name for path in (tmp_path / "runs" / "remote").iterdir())
@@ -88,10 +94,9 @@ async def test_a_restart_between_two_requests_is_noticed(
             "adapter": {"enabled": adapter, "r": 2},
             "train": {"steps": 2, "lr": 1e-2},
         }
-        async with trainer_of(
+        async with after_training(
             tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more
-        ) as trainer:
-            run = await trainer.train()
+        ) as (trainer, run):
             metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
             steps = [episodes_of(trainer.store, run, step) for step in (1, 2)]
     assert all(metrics[step][GAP] < 1e-4 for step in (1, 2))

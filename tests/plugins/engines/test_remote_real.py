@@ -25,7 +25,7 @@ from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.wires import VLLM as WIRE
 from agentrl_cli.types import Sampling
 from tests.helpers.remote import SILENT
-from tests.helpers.train import STOP, trainer_of, write_model
+from tests.helpers.train import STOP, after_training, write_model
 
 VLLM = os.environ.get("AGENTRL_VLLM", "")
 pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to start")
@@ -110,8 +110,10 @@ async def test_training_with_vllm(
     heat = {"temperature": 0.7} if adapter else {}
     with serving(model, tmp_path / "log", *options, *processed) as remote:
         remote["processed_logprobs"] = adapter
-        async with trainer_of(tmp_path, model, remote=remote, rollout=heat, **more) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, rollout=heat, **more) as (
+            trainer,
+            run,
+        ):
             rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3

@@ -17,7 +17,7 @@ from agentrl_cli.tui.replay.screen import ReplayScreen
 from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
-from tests.helpers.tui import until_text
+from tests.helpers.tui import press, showing, until_text
 from tests.plugins.traces.test_atif import ASK, CALL, agent_of
 from tests.plugins.traces.test_otlp import tool_spans
 
@@ -186,8 +186,7 @@ async def test_the_screen_says_forced_and_shows_the_reasoning(
         text = await until_text(pilot, "TURNS")
         assert "LAYER plain" in text  # nothing was sampled: no marks
         assert re.search(r"\dt forced", text) and not re.search(r"\dt sampled", text)
-        await pilot.press("M")
-        await until_text(pilot, "Let me see.")
+        await press(pilot, "M", then="Let me see.")
 
 
 async def test_the_reading_fits_a_small_terminal_and_names_sub_agents(tmp_path: Path) -> None:
@@ -197,8 +196,6 @@ async def test_the_reading_fits_a_small_terminal_and_names_sub_agents(tmp_path: 
     with Store.open(tmp_path / "a.db") as store:
         [id], _ = load(tmp_path / "t.json", store)
     app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until_text(pilot, "TURN 1")
-        await pilot.press("M")
-        text = await until_text(pilot, "TURN 3 user   helper   another context")
+    async with showing(app, "TURN 1", size=(80, 24)) as pilot:
+        text = await press(pilot, "M", then="TURN 3 user   helper   another context")
         assert "? keys  q back" in text
