@@ -23,7 +23,7 @@ from agentrl_cli.models.adapter import quiet_peft
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
-from agentrl_cli.types import Episode, Origin, Outcome, Tokens
+from agentrl_cli.types import Episode, Origin, Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.train import Started, start, write_model
 
@@ -69,31 +69,14 @@ async def talk(server: ModelServer, key: str, turns: int, **more: Any) -> None:
         messages += [found["choices"][0]["message"], {"role": "user", "content": f"And {number}?"}]
 
 
-def branches(trace: Trace) -> list[tuple[Tokens, int]]:
-    """The tokens of each root-to-leaf path, and where those of its last turn begin."""
-    parents = [
-        index - 1 if turn.parent is None else turn.parent for index, turn in enumerate(trace.turns)
-    ]
-    out = []
-    for leaf in sorted(set(range(len(parents))) - set(parents)):
-        path, at = [], leaf
-        while at >= 0:
-            path.append(trace.turns[at])
-            at = parents[at]
-        spans = [trace.tokens.slice(turn.start, turn.end) for turn in reversed(path)]
-        out.append((Tokens.concat(spans), sum(len(span) for span in spans[:-1])))
-    return out
-
-
 def differences(model: Any, trace: Trace, temperature: float) -> float:
     """Most that a recorded log-probability differs from the trainer's, over all branches."""
     worst = 0.0
-    for tokens, _ in branches(trace):
-        episode = Episode("e", "t", tokens=tokens)
-        _, found = trained_logprobs(model, [[Segment.of(episode)]], temperature=temperature)
-        worst = max(
-            worst, float(np.abs(found.logp.numpy() - tokens.logp_policy[tokens.trained_mask]).max())
-        )
+    episode = Episode("e", "t", turns=trace.turns, tokens=trace.tokens)
+    for branch in episode.sequences:
+        _, found = trained_logprobs(model, [[Segment.of(episode, branch)]], temperature=temperature)
+        said = trace.tokens.logp_policy[branch.positions[branch.trained]]
+        worst = max(worst, float(np.abs(found.logp.numpy() - said).max()))
     return worst
 
 

@@ -281,37 +281,6 @@ async def test_an_answer_that_the_client_made_up_is_context() -> None:
     ).removesuffix("\n")
 
 
-async def test_results_of_a_made_up_call_have_the_call_they_answer() -> None:
-    session = session_of(["3."])
-    made = {
-        "id": "x",
-        "type": "function",
-        "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'},
-    }
-    back = {"role": "assistant", "content": "", "tool_calls": [made]}
-    await say(
-        session, [USER, back, {"role": "tool", "tool_call_id": "x", "content": "3"}], tools=[ADD]
-    )
-    turns = (await session.seal()).turns
-    assert [call.arguments for call in turns[1].calls] == [{"a": 1, "b": 2}] and turns[2].results[
-        0
-    ].text == "3"
-    assert turns[2].messages[0]["name"] == "add"
-
-
-async def test_results_are_in_the_order_of_their_calls() -> None:
-    session = session_of(["3."])
-    calls = [
-        {"id": id, "type": "function", "function": {"name": "add", "arguments": "{}"}}
-        for id in "xy"
-    ]
-    answers = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in "yx"]
-    back = {"role": "assistant", "content": "", "tool_calls": calls}
-    await say(session, [USER, back, *answers], tools=[ADD])
-    turn = (await session.seal()).turns[2]
-    assert [one.text for one in turn.results] == ["of x", "of y"]
-
-
 async def test_of_equal_answers_the_newest_is_continued() -> None:
     session = session_of(lambda key, ids: "Same.")
     first = await say(session, [USER])
@@ -406,3 +375,18 @@ async def test_a_valid_call_is_sent_beside_an_unreadable_one(
     ]
     assert (await say(session, [USER, said, *answers], tools=[ADD]))["content"] == "3"
     assert (await session.seal()).forks == 0
+
+
+async def test_results_of_made_up_calls_have_the_calls_they_answer_in_their_order() -> None:
+    session = session_of(["3."])
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": text}}
+        for id, text in (("x", '{"b": 2, "a": 1}'), ("y", "{}"))
+    ]
+    answers = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in "yx"]
+    back = {"role": "assistant", "content": "", "tool_calls": calls}
+    await say(session, [USER, back, *answers], tools=[ADD])
+    turns = (await session.seal()).turns
+    assert [call.arguments for call in turns[1].calls] == [{"a": 1, "b": 2}, {}]
+    assert [one.text for one in turns[2].results] == ["of x", "of y"]
+    assert turns[2].messages[0]["name"] == "add"

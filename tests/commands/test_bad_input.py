@@ -395,7 +395,6 @@ def test_a_project_whose_folders_name_is_not_utf8(cli: Cli) -> None:
         ["db", "status", "--json"],
     ):
         cli(*command)
-    assert "caf" in cli("doctor")
 
 
 def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:

@@ -89,20 +89,24 @@ WITHOUT_NAMESPACES = """
 echo 0 > /proc/sys/user/max_user_namespaces
 exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
 """
+JAIL = "unshare -U --map-user=1000 --map-group=1000 --keep-caps sh -c".split()
+# Commands one after the other in one process: what each printed, and its exit status.
+SEVERAL = """
+import json, os, sys
+from agentrl_cli.commands import main
+for number, words in enumerate(json.loads(sys.argv[1])):
+    for file in (1, 2):
+        os.dup2(os.open(f"{number}.{file}", os.O_CREAT | os.O_WRONLY), file)
+    code = main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(f"{number}.0", "w") as status:
+        status.write(str(code))
+"""
 
 
 def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
-    jail = [
-        "unshare",
-        "-U",
-        "--map-user=1000",
-        "--map-group=1000",
-        "--keep-caps",
-        "sh",
-        "-c",
-        WITHOUT_NAMESPACES,
-        "sh",
-    ]
+    jail = [*JAIL, WITHOUT_NAMESPACES, "sh"]
     if (
         not shutil.which("unshare")
         or subprocess.run([*jail, "true"], capture_output=True, check=False).returncode
@@ -114,47 +118,36 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
         "HOME": str(tmp_path),
         "TMPDIR": str(tmp_path),
     }
-
-    def agentrl(*command: str) -> subprocess.CompletedProcess[str]:
-        line = [*jail, sys.executable, "-m", "agentrl_cli", *command]
-        return subprocess.run(
-            line, capture_output=True, text=True, env=around, cwd=tmp_path, check=False
-        )
-
-    asked = agentrl("init", "echo-task", "p")
-    if "isolation than namespaces: landlock" not in asked.stderr:
-        pytest.skip(f"neither is Landlock to be had here: {asked.stderr}")
-    assert (
-        asked.returncode == 2
-        and "To get a stronger one: " in asked.stderr
-        and "--yes" in asked.stderr
-    )
-    assert (
-        "max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap"
-    ) in asked.stderr
-    assert not (tmp_path / "p").exists()
-    demo = agentrl("demo")
-    assert demo.returncode == 2 and "make demo WEAK=1" in demo.stderr and "WEAK" not in asked.stderr
-    assert agentrl("init", "echo-task", "p", "--yes").returncode == 0
-    assert open_project(tmp_path / "p").config.sandbox.min_level == "landlock"
+    (tmp_path / "hello.py").write_text("print('hello')")
     content = shutil.copytree(packs_dir() / "echo-task", tmp_path / "own") / "task.yaml"
     content.write_text(content.read_text() + "  sandbox: {min_level: landlock}\n")
-    assert agentrl("init", "own", "q").returncode == 0, "strong enough for this pack"
+    commands = [
+        ["init", "echo-task", "refused"],
+        ["demo"],
+        ["init", "echo-task", "p", "--yes"],
+        ["init", "own", "q"],
+        # A minimum that is not met is an error wherever code would run, and never a fallback.
+        ["sandbox", "run", "hello.py", "--set", "sandbox.min_level=ns"],
+        ["sandbox", "run", "hello.py", "--project", "p"],
+    ]
+    line = [*jail, sys.executable, "-c", SEVERAL, json.dumps(commands)]
+    subprocess.run(line, env=around, cwd=tmp_path, check=True)
+    asked, demo, taken, own, refused, accepted = (
+        [(tmp_path / f"{number}.{file}").read_text() for file in range(3)]
+        for number in range(len(commands))
+    )
+    if "isolation than namespaces: landlock" not in asked[2]:
+        pytest.skip(f"neither is Landlock to be had here: {asked[2]}")
+    assert asked[0] == "2" and "To get a stronger one: " in asked[2] and "--yes" in asked[2]
+    assert ("max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap") in asked[2]
+    assert not (tmp_path / "refused").exists()
+    assert demo[0] == "2" and "make demo WEAK=1" in demo[2] and "WEAK" not in asked[2]
+    assert taken[0] == "0", taken
+    assert open_project(tmp_path / "p").config.sandbox.min_level == "landlock"
+    assert own[0] == "0", "strong enough for this pack"
     assert open_project(tmp_path / "q").config.sandbox.min_level == "landlock"
-    # A minimum that is not met is an error wherever code would run, and never a fallback.
-    (tmp_path / "hello.py").write_text("print('hello')")
-    refused = agentrl("sandbox", "run", "hello.py", "--set", "sandbox.min_level=ns")
-    assert (
-        refused.returncode == 3
-        and "hello" not in refused.stdout
-        and "ns or stronger" in refused.stderr
-    )
-    accepted = agentrl("sandbox", "run", "hello.py", "--project", "p")
-    assert (
-        accepted.returncode == 0
-        and accepted.stdout == "hello\n"
-        and "level landlock" in accepted.stderr
-    )
+    assert refused[0] == "3" and "hello" not in refused[1] and "ns or stronger" in refused[2]
+    assert accepted[:2] == ["0", "hello\n"] and "level landlock" in accepted[2]
 
 
 def test_a_demo_that_ends_before_its_training_has_its_steps_the_next_time(

@@ -117,6 +117,37 @@ async def server(handler: Handler) -> AsyncIterator[str]:
         await asyncio.gather(*(task for task in running if task is not None))
 
 
+@asynccontextmanager
+async def silent(answers: int = 0) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A server that answers so many requests with an empty list of models, then takes them and says nothing.
+
+    Yields its address, and events: a request came, and a client left it.
+    """
+    asked, left = asyncio.Event(), asyncio.Event()
+    spent = iter(range(answers))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        if next(spent, None) is not None:
+            head = b"HTTP/1.1 200 X\r\nContent-Length: 11\r\nConnection: close\r\n\r\n"
+            writer.write(head + b'{"data":[]}')
+            await writer.drain()
+        else:
+            while await reader.read(4096):
+                pass
+            left.set()
+        writer.close()
+        await writer.wait_closed()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", asked, left
+    finally:
+        listening.close()
+        await listening.wait_closed()
+
+
 def vllm_answer(
     ids: list[int], logps: list[float], finish: str = "stop", *, new: bool = True
 ) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Episode, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
 from tests.helpers.chat import BYTES, CHAT
-from tests.helpers.remote import server
+from tests.helpers.remote import server, silent
 from tests.helpers.train import after_training, episodes_of, trainer_of, write_project
 from tests.tui.test_chat import serve
 
@@ -388,37 +386,6 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@asynccontextmanager
-async def falling_silent(answers: int) -> AsyncIterator[str]:
-    """A server that answers so many requests with an empty list of models, and then accepts and says nothing."""
-    left = answers
-    over = asyncio.Event()
-    heard: list[asyncio.Task[None]] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal left
-        heard.append(asyncio.current_task())  # type: ignore[arg-type]  # it runs in one
-        await reader.readuntil(b"\r\n\r\n")
-        if left:
-            left -= 1
-            writer.write(
-                b'HTTP/1.1 200 X\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"data":[]}'
-            )
-            await writer.drain()
-        else:
-            await over.wait()
-        writer.close()
-
-    listening = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-    finally:
-        over.set()
-        await asyncio.gather(*heard)
-        listening.close()
-        await listening.wait_closed()
-
-
 def remote(url: str) -> list[str]:
     said = ("remote.backend=openai", f"remote.url={url}", "remote.model=m")
     return [word for text in said for word in ("--set", text)]
@@ -442,7 +409,7 @@ async def test_no_process_listens(tmp_path: Path) -> None:
 
 
 async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
-    async with falling_silent(0) as url:
+    async with silent() as (url, *_):
         (event,) = await chat(url, tmp_path / "c.db")
     assert (
         event["ev"] == "fatal"
@@ -452,7 +419,7 @@ async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
 
 
 async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> None:
-    async with falling_silent(1) as url:
+    async with silent(1) as (url, *_):
         events = await chat(url, tmp_path / "c.db")
     (event,) = [event for event in events if event["ev"] == "error"]
     assert "no answer for 4 s" in event["message"] and events[-1]["ev"] == "idle"

@@ -111,9 +111,9 @@ def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) 
 
 def test_training_lowers_the_loss(tmp_path: Path) -> None:
     losses: list[float] = []
-    plan = dataclasses.replace(SMALL, steps=40, rows=6)
+    plan = dataclasses.replace(SMALL, steps=16, rows=3, lr=0.02)
     train(plan, run(tmp_path / "m", report=lambda step, steps, loss: losses.append(loss)))
-    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    assert sum(losses[-3:]) < 0.75 * sum(losses[:3])
 
 
 def test_the_shipped_plan_fits_its_limits() -> None:

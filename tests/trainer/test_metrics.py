@@ -35,6 +35,7 @@ from agentrl_cli.types import (
 from tests.helpers.train import (
     TASK_PY,
     as_bytes,
+    episodes_of,
     spawn,
     spawn_well,
     trainer_of,
@@ -200,8 +201,12 @@ async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> No
     said: list[str] = []
     async with trainer_of(tmp_path / "p", model, train=train) as trainer:
         trainer.reporter.narrate = said.append
+        before = as_bytes(trainer.loaded.model.state_dict())
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 3, "no_signal")
+        assert as_bytes(trainer.loaded.model.state_dict()) == before, "nothing is trained"
+        assert {e.fact for e in episodes_of(trainer.store, run)} == {Fact.SKIPPED_ZERO_VARIANCE}
+        assert trainer.store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
         assert any(line.startswith("stopping: no_signal") for line in said)
         assert (
             sum(": no_signal. " in line and not line.startswith("stopping") for line in said) == 1

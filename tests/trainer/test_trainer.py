@@ -122,23 +122,6 @@ async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
     assert np.mean(rewards[-4:]) > 0.85
 
 
-async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(
-    tmp_path: Path, model: Path
-) -> None:
-    write_pack(tmp_path, code=TASK_PY.replace("float((said % 2 == 0).mean())", "0.25"))
-    async with trainer_of(tmp_path, model, train={"steps": 3, "stop_on": ["no_signal"]}) as trainer:
-        before = {
-            name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()
-        }
-        run = await trainer.train()
-        assert (run.status, run.step, run.error) == ("stopped", 1, "no_signal")
-        assert {e.fact for e in episodes_of(trainer.store, run)} == {Fact.SKIPPED_ZERO_VARIANCE}
-        assert "no_signal" in [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
-        assert trainer.store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
-        after = trainer.loaded.model.state_dict()
-        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-
-
 async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> None:
     broken = "    if ctx.task.id.endswith('0'):\n        raise RuntimeError('the grader broke')\n"
     write_pack(
