@@ -290,8 +290,10 @@ async def test_what_a_run_imports_is_imported_once_for_all(tmp_path: Path) -> No
 
 async def test_a_foreign_agents_time_counts_from_its_first_call(tmp_path: Path) -> None:
     worker = rehearsed(tmp_path)
-    code = "from pathlib import Path\nfrom agentrl_cli.agents.programs import ForeignAgent\n"
-    code += f"class Other(ForeignAgent):\n    name, worker, needs = 'other', Path({str(worker)!r}), ''\n"
+    code = (
+        "from pathlib import Path\nfrom agentrl_cli.agents.programs import ForeignAgent\n"
+        f"class Other(ForeignAgent):\n    name, worker, needs = 'other', Path({str(worker)!r}), ''\n"
+    )
     code += f"solve = Other(Path({str(tmp_path / 'eval.py')!r}), options=OPTIONS).solve\n"
     slow = await played(code.replace("OPTIONS", "{'start': 4}"), tmp_path / "slow", timeout=3)
     assert slow.outcome is Outcome.SOLVED, slow.error

@@ -290,8 +290,9 @@ async def test_the_running_means_are_saved_and_resumed_to_the_bit(
             settings: dict[str, Any] = {
                 "task": {"packs": ["."], "agent": "agent.py:agent"},
                 "deterministic": True,
+                "algo": {"advantage": "rae"},
+                "train": {"steps": steps, "lr": 1e-2},
             }
-            settings |= {"algo": {"advantage": "rae"}, "train": {"steps": steps, "lr": 1e-2}}
             async with after_training(project, model, run=run, **settings) as (trainer, run):
                 assert isinstance(trainer.learner, Learner)
                 means = dict(trainer.learner.means)

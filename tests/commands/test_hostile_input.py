@@ -254,8 +254,6 @@ def test_yaml_at_random(tmp_path: Path) -> None:
         "!!set ",
         "!!omap ",
         "!!binary ",
-    ]
-    parts += [
         "!!timestamp ",
         "2024-13-40",
         "0x",
@@ -271,8 +269,6 @@ def test_yaml_at_random(tmp_path: Path) -> None:
         "#",
         "\t",
         "é",
-    ]
-    parts += [
         "train:",
         "lr: ",
         "steps: ",
@@ -353,16 +349,12 @@ def test_rows_at_random(tmp_path: Path) -> None:
         "\xff",
         "1e999",
         "NaN",
-    ]
-    parts += [
         '"messages": ',
         '"conversations": ',
         '"role": "user"',
         '"content": null',
         '"tools": ',
         '"question": "q"',
-    ]
-    parts += [
         '"answer": 1',
         '"tool_calls": ',
         "true",
@@ -382,8 +374,14 @@ def test_rows_at_random(tmp_path: Path) -> None:
         "answer",
         "reward_model",
         "extra_info",
+        "tool_choice",
+        "family",
+        "test",
+        "entry_point",
+        "gt",
+        "data_source",
+        "agent_name",
     ]
-    keys += ["tool_choice", "family", "test", "entry_point", "gt", "data_source", "agent_name"]
     values: list[Any] = [
         None,
         5,
@@ -397,8 +395,6 @@ def test_rows_at_random(tmp_path: Path) -> None:
         True,
         "[",
         1.5,
-    ]
-    values += [
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "x", "content": "y"}],
         [[[]]],

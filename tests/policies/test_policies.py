@@ -214,9 +214,7 @@ async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "remote": {"backend": "simple.py:Simple"},
         "task": {"packs": ["echo-task"]},
-    }
-    sections |= {
-        "rollout": {"max_tokens": 400, "max_new_tokens": 6, "max_turns": 2, "temperature": 3.0}
+        "rollout": {"max_tokens": 400, "max_new_tokens": 6, "max_turns": 2, "temperature": 3.0},
     }
     async with trainer_of(
         tmp_path, model, [Even()], adapter={"enabled": False}, **sections

@@ -431,8 +431,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "intermediate_size": 16,
         "num_hidden_layers": 1,
         "vocab_size": 4096,
-    }
-    shape |= {
         "num_attention_heads": 2,
         "num_labels": 1,
         "pad_token_id": 0,

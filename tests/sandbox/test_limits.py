@@ -154,8 +154,10 @@ async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
     """Bounded in CPU seconds of the children, not of the clock: on a busy machine a second of CPU takes many."""
     session = await sandbox.session(cpu=0.6, wall=60.0)
     loop = "sh -c 'while :; do :; done'"
-    busy = f'import os\nfor _ in range(999):\n    os.system("timeout 0.3 {loop}")\n'
-    busy += "    print(sum(os.times()[2:4]), flush=True)"
+    busy = (
+        f'import os\nfor _ in range(999):\n    os.system("timeout 0.3 {loop}")\n'
+        "    print(sum(os.times()[2:4]), flush=True)"
+    )
     for result in (
         await session.cell(busy),
         await session.run(busy),
@@ -396,8 +398,10 @@ async def test_only_what_others_take_of_the_processor_does_not_count(busy: None)
         for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.3))):
             assert (result.status, result.stdout) == (Status.OK, "done\n"), result
         assert (await session.cell("print(x)")).stdout == "1\n"
-        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.3\n"
-        slow += "    while time.process_time() < end: pass\n    return n"
+        slow = (
+            "import time\ndef f(n):\n    end = time.process_time() + 0.3\n"
+            "    while time.process_time() < end: pass\n    return n"
+        )
         assert (await grade(session, slow, [{"call": "f", "args": [1], "expect": 1}])).passed == 1
         slow = COMPUTE.format(seconds=0.3) + "print(input())"
         assert (await grade(session, slow, [{"stdin": "1\n", "stdout": "1\n"}])).passed == 1

@@ -277,9 +277,15 @@ async def test_a_fault_in_the_middle_is_a_message(
     stand_in = Faulty(kind, model, fault)
     async with server(stand_in.handle) as url:
         address = url if kind == "vllm" else url.removesuffix("/v1")
-        remote: dict[str, Any] = {"backend": kind, "url": address, "api_key_env": "SERVER_KEY"}
-        remote |= {"model": "absent" if fault == "wrong model" else "base"}
-        remote |= {"timeout": 0.5 if fault == "hangs" else 600, "retries": 0, "patience": 0}
+        remote: dict[str, Any] = {
+            "backend": kind,
+            "url": address,
+            "api_key_env": "SERVER_KEY",
+            "model": "absent" if fault == "wrong model" else "base",
+            "timeout": 0.5 if fault == "hangs" else 600,
+            "retries": 0,
+            "patience": 0,
+        }
         adapter = {"enabled": False}
         write_project(
             tmp_path,
@@ -342,8 +348,10 @@ async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 2**63 - 1,
     }
-    wanted |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 2**63 - 1}
     assert wanted.items() <= seen[0].items()
 
 

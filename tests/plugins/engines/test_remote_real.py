@@ -45,8 +45,6 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
         "--dtype",
         "float32",
         "--enforce-eager",
-    ]
-    command += [
         "--max-model-len",
         "256",
         "--host",
@@ -61,8 +59,9 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
     }
-    extra |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
         log.open("w") as out,

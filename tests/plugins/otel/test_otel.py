@@ -209,8 +209,16 @@ def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
         {"trajectory": content, "key": str(n), "name": at, "arguments": {"expression": text}}
         for n, text in enumerate(("2+3", key))
     ]
-    words = ["tools", "serve", "--otel", "--set", f"telemetry.content={content}", "--no-auth"]
-    words += ["--port", "0"]
+    words = [
+        "tools",
+        "serve",
+        "--otel",
+        "--set",
+        f"telemetry.content={content}",
+        "--no-auth",
+        "--port",
+        "0",
+    ]
     with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         httpx2.post(f"{url}/v1/open", json={"trajectory": content}, timeout=None)
         for _ in range(2):  # a retry runs nothing

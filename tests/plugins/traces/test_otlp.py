@@ -348,8 +348,12 @@ def test_answers_that_are_documents(cli: Cli, tmp_path: Path, said: Any) -> None
 
 def test_tools_of_spans_and_lists_that_are_empty(tmp_path: Path) -> None:
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
-    given = {"gen_ai.tool.definitions": json.dumps(tools), "gen_ai.system_instructions": "[]"}
-    given |= {"gen_ai.input.messages": json.dumps([parts(CHAT[1])]), "gen_ai.output.messages": "[]"}
+    given = {
+        "gen_ai.tool.definitions": json.dumps(tools),
+        "gen_ai.system_instructions": "[]",
+        "gen_ai.input.messages": json.dumps([parts(CHAT[1])]),
+        "gen_ai.output.messages": "[]",
+    }
     (tmp_path / "x.json").write_text(export(span(1, **{"gen_ai.operation.name": "chat", **given})))
     [found] = traces(tmp_path / "x.json", pytest.fail)
     assert isinstance(found, Trace) and found.tools == tools

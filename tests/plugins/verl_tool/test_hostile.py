@@ -86,8 +86,6 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         1e300,
         "\ud800",
         [[]],
-    ]
-    values += [
         [{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}],
         [{"finish": 1}],
         [{"key": []}],

@@ -123,8 +123,6 @@ def test_addresses_that_fit() -> None:
         "::1": False,
         "fe80::1": False,
         "2606:4700::1": True,
-    }
-    public |= {
         "64:ff9b::7f00:1": False,
         "2002:7f00:1::": False,
         "224.0.0.1": False,
