@@ -1,6 +1,7 @@
-"""Budgets: a file has at most 400 lines, a class at most 250, a function at most 50."""
+"""Budgets: of files 400 lines, of classes 250, of functions 50; a docstring of a function begins with a verb."""
 
 import ast
+import re
 from pathlib import Path
 
 from tests.helpers.source import parsed
@@ -26,3 +27,25 @@ def test_budgets() -> None:
                 if length > most:
                     over.append(f"{file}:{node.lineno} {node.name} has {length} lines")
     assert not over, "\n".join(over)
+
+
+# --- docstrings of functions begin with a verb, or with Whether ---
+
+NOUN = re.compile(r"(?:The|A|An|What|Those|All|Every|Each|Some|Most|How|Where|Why|Which)\b")
+# Of all functions, those whose docstring still begins as a noun phrase; it only falls.
+SHARE = 0.035
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    nouns, functions = [], 0
+    for path in sorted([*(ROOT / "agentrl_cli").rglob("*.py"), *(ROOT / "sandbox").rglob("*.py")]):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            functions += 1
+            attribute = any(
+                "property" in ast.unparse(decorator) for decorator in node.decorator_list
+            )
+            if not attribute and NOUN.match(ast.get_docstring(node) or ""):
+                nouns.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert len(nouns) <= SHARE * functions, "\n".join(nouns)

@@ -26,7 +26,7 @@ MODEL = {
     "benchmarks/bundled.md": {"shelf"},
     "benchmarks/bundled_functions.py": {"shelf", "shelves"},
     "benchmarks/bundled_subjects.py": {"shelf", "shelves"},
-    "tests/evaluate/test_abilities.py": {"seat"},
+    "tests/evaluate/test_check.py": {"seat"},
     "agentrl_cli/rewards/judge.py": {"where there is no"},
     "agentrl_cli/tools/session.py": {"is no x", "go on with"},
     "benchmarks/rollout_tools.py": {"what is asked"},
