@@ -200,8 +200,7 @@ async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_pat
     assert players == [{"black"}, {"white"}] and [len(b) for b in episode.branches] == [2, 4]
     assert branch_title(episode, 1) == "BRANCH 2 of 2 white: turns 0-1 4-5"
     means: dict[str, float] = {}
-    x = AdvantageInput.of([episode, episode], means=means, decay=0.5)
-    first, second = estimate(RAE, x)
+    first, second = estimate(RAE, AdvantageInput.of([episode, episode], means=means, decay=0.5))
     # b = 0 before the first game, ±0.5 before the second, ±0.75 after it
     mask = episode.tokens.trained_mask
     assert len(first) == mask.sum()

@@ -462,8 +462,7 @@ async def test_a_chat_says_what_it_said(name: str, folder: Path) -> None:
     replies, arguments, requests, answers = CHATS[name]
     db = folder / "c.db"
     model = scripted(folder, replies) if replies else []
-    given = ["--project", str(folder), *model, *arguments]
-    events = await talk(db, given, requests, answers)
+    events = await talk(db, ["--project", str(folder), *model, *arguments], requests, answers)
     found = {"events": stable(events), "stored": saved(db, events)}
     check("golden_chat.json", name, named(found, folder))
 
@@ -548,8 +547,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     found: dict[str, Any] = {}
-    guess = load_pack("guess-task")
-    episode = await fill(folder, guess, 0, "10", "15", "12", max_turns=5)
+    episode = await fill(folder, load_pack("guess-task"), 0, "10", "15", "12", max_turns=5)
     script = scripted(folder, ["3", "4", "5", "6", "7"])
     found["user"] = [
         await what_if(folder, episode, "--rerun"),

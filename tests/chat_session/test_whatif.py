@@ -278,8 +278,7 @@ async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -
         await pilot.press("tab")
         assert settings.has_focus
         await press(pilot, "enter", then="agentrl what if")
-        screen = screen_of(pilot, WhatIfScreen)
-        given = parse("whatif", ARGUMENTS, screen.client.arguments)
+        given = parse("whatif", ARGUMENTS, screen_of(pilot, WhatIfScreen).client.arguments)
         assert (given.edit, given.turn, given.seed) == (f"-{long}\nand \\n a second", 2, 7)
 
 

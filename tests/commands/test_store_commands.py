@@ -252,8 +252,7 @@ def test_runs_delete_asks_and_takes_the_folder_and_no_other(
     run("runs", "delete", "grpo-07", code=1, said="--yes")
     assert folder.is_dir()
     run("runs", "delete", "grpo-08", "--yes", code=2, said="is running")
-    deleted = run.json("runs", "delete", "grpo-07", "--yes")
-    assert deleted == [{"run": "grpo-07", "episodes": 4}]
+    assert run.json("runs", "delete", "grpo-07", "--yes") == [{"run": "grpo-07", "episodes": 4}]
     assert not folder.exists() and db.exists() and run.json("ls") == []
 
 

@@ -201,8 +201,7 @@ async def test_what_failed_is_not_used() -> None:
         policy.engine == "fallback"
         and "`agentrl doctor --gpu` found on this GPU" in policy.describe()
     )
-    said = await policy.generate("a", [7, 8, 9], Sampling(max_new_tokens=2))
-    assert len(said.ids) == 2
+    assert len((await policy.generate("a", [7, 8, 9], Sampling(max_new_tokens=2))).ids) == 2
     await policy.close()
     model = tiny()
     avoid(model, verdict.ways)

@@ -93,8 +93,7 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
 async def test_a_changed_layer_is_computed_as_it_is() -> None:
     model = tiny("qwen3")
     policy = policy_of(model)
-    mlp = model.model.layers[1].mlp
-    mlp.register_forward_hook(lambda module, given, out: out * 0.5)
+    model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: out * 0.5)
     policy.set_version("changed")
     said = await policy.generate("e", [1, 2, 3], Sampling(temperature=0, max_new_tokens=6))
     assert said.ids.tolist() == forced(model, [1, 2, 3], 6, said=said.ids.tolist())[0]

@@ -38,10 +38,8 @@ async def test_scripted_goes_through_its_texts_per_episode() -> None:
     assert BYTES.decode(first.ids) == "one<|im_end|>"
     assert first.stop_reason is StopReason.STOP
     assert first.logp_policy.tolist() == [0.0] * 4 and first.top_ids.shape == (4, TOP_K)
-    other = await policy.generate("b", PROMPT, Sampling())
-    assert other.ids.tolist() == first.ids.tolist()
-    second = await policy.generate("a", PROMPT, Sampling())
-    assert second.ids[0] == BYTES.id_of("<tool_call>")
+    assert (await policy.generate("b", PROMPT, Sampling())).ids.tolist() == first.ids.tolist()
+    assert (await policy.generate("a", PROMPT, Sampling())).ids[0] == BYTES.id_of("<tool_call>")
     assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
     await policy.release("a")
     assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == first.ids.tolist()

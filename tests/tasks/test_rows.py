@@ -408,8 +408,7 @@ def test_read_gives_good_rows_and_every_bad_line(pack_folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_pack(pack_folder).tasks("train")
     assert caught.value.hint.startswith("4 rows are invalid")
-    command = bad[3].text[bad[3].text.index("iconv -f") :]
-    subprocess.run(command, shell=True, check=True)
+    subprocess.run(bad[3].text[bad[3].text.index("iconv -f") :], shell=True, check=True)
     assert "train-utf8" not in load_pack(pack_folder).splits()
     assert [line.number for line in load_pack(pack_folder).read("train")[1]] == [3, 5, 6, 7]
 

@@ -307,8 +307,7 @@ def read(project: Path) -> tuple[RunRow, list[dict[str, Any]], str, Any]:
         last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
         (file,) = last.glob("*model.safetensors")
         made = store.journal.healed(run.id)
-        said = summarise(read_evidence(store, run))
-        return run, made, said, as_bytes(file.read_bytes())
+        return run, made, summarise(read_evidence(store, run)), as_bytes(file.read_bytes())
 
 
 def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> None:

@@ -146,8 +146,7 @@ def test_mask_and_logprobs_show_under_the_tokens() -> None:
     assert "TTffffffffff" in masked
     likely = "\n".join(text.plain for text in event_lines(event, decoder, "logprobs", 60))
     assert "_#" in likely and "least likely p 0.0498" in likely
-    again = {**event, "again": 2, "calls": [{"raw": "{ oops"}]}
-    (line,) = event_lines(again, decoder, "", 60)
+    (line,) = event_lines({**event, "again": 2, "calls": [{"raw": "{ oops"}]}, decoder, "", 60)
     assert line.plain == "assistant  2× in a row no call that can be run: { oops"
 
 

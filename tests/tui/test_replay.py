@@ -540,8 +540,7 @@ def test_what_if_and_forks_follow_the_path(trees: Path) -> None:
         whatif_turn(make_view(episode(sub_agent()), TokenTexts()), 7) == 3
     )  # of the second agent, not the first
     # main branches: 0-1 4-5 here; the other says 26 for 25 there
-    other = episode([*fork()[:5], replace(fork()[5], ids=(26,))], "other")
-    found = fork_of(view, other)
+    found = fork_of(view, episode([*fork()[:5], replace(fork()[5], ids=(26,))], "other"))
     assert (
         found is not None
         and found.position == one.turns[5].start

@@ -135,8 +135,7 @@ def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> N
 
 
 def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
-    turns = [Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)]
-    blocks = episode_view.blocks_of(turns, 8)
+    blocks = episode_view.blocks_of([Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)], 8)
     assert [(b.role, b.start, b.end) for b in blocks] == [
         ("user", 0, 3),
         ("tokens", 3, 5),

@@ -182,8 +182,7 @@ async def test_a_project_of_an_address(
     servers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli, python = Cli(capsys, tmp_path), python_with("openenv", "openenv websockets")
-    source = f"openenv:{servers['NUMBERS']}?size=6"
-    cli("init", "numbers", "--from", source, "--python", python)
+    cli("init", "numbers", "--from", f"openenv:{servers['NUMBERS']}?size=6", "--python", python)
     episode = await episode_of(
         tmp_path / "numbers", [call("act", number=number) for number in range(10)]
     )

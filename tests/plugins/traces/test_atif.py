@@ -202,8 +202,7 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
             if signals is not None:
                 store.signals.add(episode.id, signals)
     cli("export", "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
-    ids = cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]
-    assert len(ids) == 40
+    assert len(cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]) == 40
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
 
     def bare(name: str) -> list[Any]:

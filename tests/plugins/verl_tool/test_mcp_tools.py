@@ -111,6 +111,5 @@ async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
             names = {tool.name for tool in (await client.list_tools()).tools}
             assert {"add", "calculator"} <= names
             for total in ("2", "4"):
-                found = await client.call_tool("add", {"by": 2})
-                assert found.content[0].text == total
+                assert (await client.call_tool("add", {"by": 2})).content[0].text == total
     assert "WARNING" in said.read_text()
