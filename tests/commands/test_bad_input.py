@@ -386,7 +386,7 @@ def test_a_project_whose_folders_name_is_not_utf8(cli: Cli) -> None:
     for path in cli.folder.glob("data/*.jsonl"):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))
     for command in (
-        ["check"],
+        ["check", "--rollouts", "1"],
         ["train", *SMALL, "--set", "train.steps=1"],
         ["train", "--resume", "last", *SMALL, "--set", "train.steps=2"],
         ["eval", "--limit", "1", "-k", "1", "--set", "rollout.max_new_tokens=8"],

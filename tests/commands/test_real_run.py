@@ -15,6 +15,7 @@ from agentrl_cli.store import Store
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "real-run.md").read_text(
     encoding="utf-8"
 )
+BRIEF = ["--set", "rollout.max_new_tokens=16"]  # random weights never stop a turn
 # The same commands with less to do.
 SHORTER = {
     "train": [
@@ -24,9 +25,10 @@ SHORTER = {
         "rollout.group_size=2",
         "--set",
         "train.eval.every=0",
+        *BRIEF,
     ],
-    "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
-    "rollout": ["--set", "rollout.group_size=2"],
+    "eval": ["--set", "eval.limit=2", "--set", "eval.k=1", *BRIEF],
+    "rollout": ["-n", "2", "--set", "rollout.group_size=2", *BRIEF],
 }
 STEPS = {"--steps 101": "--steps 2"}
 

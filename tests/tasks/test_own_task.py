@@ -336,6 +336,8 @@ def test_the_tutorials_run_as_written(
     ]
     short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
     less = {
+        "check": ["--rollouts", "2"],
+        "rollout": ["-n", "2"],
         "train": [*short, "--set", "train.eval.every=0"],
         "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
     }
