@@ -24,7 +24,6 @@ from tests.helpers.cli import Cli
 from tests.helpers.train import (
     PAD,
     TASK_PY,
-    TASK_YAML,
     episodes_of,
     write_model,
     write_pack,
@@ -256,37 +255,6 @@ def test_replay_prints_json(tmp_path: Path, model: Path, cli: Cli) -> None:
     assert cli.json("replay") == shown
     rows = cli("replay", "last", "--tokens", "--json").splitlines()
     assert len(rows) == len(cli.json("show", "last", "--tokens")["tokens"]["ids"])
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (
-            "primary: true",
-            "primary: maybe",
-            "rewards.even: `primary` must be true or false, not 'maybe'",
-        ),
-        ("primary: true", "primary: 1", "`primary` must be true or false"),
-        ("weight: 1.0", "weight: lots", "rewards.even: `weight` must be a number, not 'lots'"),
-        ("weight: 1.0", "weight: true", "`weight` must be a number"),
-        ("weight: 1.0", "weight: .nan", "`weight` must be a number"),
-        ("{weight: 0.0}", "true", "`weight` must be a number"),
-        ("{weight: 0.0}", "words", "rewards.length must be a weight or a mapping"),
-        ("sandbox: false", "sandbox: maybe", "sandbox must be true, false"),
-        ("sandbox: false", "sandbox: false\nfamilies: 5", "`families` must be a mapping"),
-        ("sandbox: false", "sandbox: false\nfamilies: {train: even}", "must map splits to lists"),
-        ("sandbox: false", "sandbox: false\ndefaults: [1]", "`defaults` must be a mapping"),
-        ("sandbox: false", "sandbox: false\ndata: 5", "`data` must be a mapping"),
-    ],
-)
-def test_a_task_yaml_means_what_it_says(tmp_path: Path, old: str, new: str, said: str) -> None:
-    write_pack(tmp_path / "pack")
-    load_pack(tmp_path / "pack")
-    assert old in TASK_YAML
-    (tmp_path / "pack" / "task.yaml").write_text(TASK_YAML.replace(old, new))
-    with pytest.raises(ConfigError) as error:
-        load_pack(tmp_path / "pack")
-    assert said in error.value.message
 
 
 @pytest.mark.parametrize(
