@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.sampler import draw, uniforms
@@ -331,3 +332,13 @@ def test_one_policy_in_two_event_loops() -> None:
     asyncio.run(interrupted())
     assert asyncio.run(later()).ids.tolist() == greedy(model, prompts()[1], 4)[0]
     asyncio.run(policy.close())
+
+
+async def test_memory_is_given_back_between_sampling_and_training() -> None:
+    policy = policy_of(tiny())
+    await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
+    assert policy.metrics["rollout/kv_blocks"] > 0
+    await policy.rest()
+    engine = policy._engine
+    assert isinstance(engine, PagedEngine)
+    assert policy.metrics["rollout/kv_blocks"] == engine.pool.bytes == 0
