@@ -7,7 +7,7 @@ import pytest
 
 from agentrl_cli import ByteTokenizer, Chat, Tokenizer
 from agentrl_cli.errors import ModelError, TemplateError
-from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
+from agentrl_cli.types import Message, Origin, StopReason
 from tests.helpers.chat import bpe_json, metaspace_json, schema
 
 PYTHON = schema("run_python", {"code": "string"}, "Run Python code.")
@@ -56,26 +56,6 @@ def test_prompt_origins_and_spans(chat: Chat) -> None:
     assert prompt.spans[0][2] == prompt.spans[1][1]
     start, end = prompt.spans[1][1:]
     assert chat.decode(prompt.ids[start:end]).startswith("<|im_start|>user\n")
-
-
-def play(
-    chat: Chat, replies: list[str], results: list[list[str]], tools: list[ToolSchema]
-) -> tuple[list[int], Any]:
-    messages: list[Message] = [SYSTEM, USER]
-    ids = list(chat.prompt(messages, tools).ids)
-    for turn, reply in enumerate(replies):
-        own = chat.assistant_ids(reply)
-        assert own[-1] == chat.stop_ids[0]
-        ids += own
-        parsed = chat.parse(own, tools, turn=turn)
-        messages.append(parsed.message)
-        if turn < len(results):
-            new = [tool_message(text, parsed.calls[n].id) for n, text in enumerate(results[turn])]
-            delta = chat.extend(messages, new, tools, last_id=ids[-1])
-            assert delta.text.startswith("\n<|im_start|>user\n<tool_response>\n")
-            messages += new
-            ids += delta.ids
-    return ids, messages
 
 
 def test_the_separator_after_the_stop_token_is_kept(chat: Chat) -> None:

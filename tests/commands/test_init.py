@@ -189,7 +189,7 @@ def test_the_demo_is_one_command_and_cut_short_it_names_what_continues_it(
     project = cli.folder / "my demo"
     small: dict[str, object] = {
         "task": {"packs": ["."]},
-        "rollout": {"prompts_per_step": 1, "group_size": 2},
+        "rollout": {"prompts_per_step": 1, "group_size": 2, "max_new_tokens": 16},
         "eval": {"limit": 1, "k": 1},
         "train": {"eval_every": 3, "save_every": 1, "steps": 3},
         "remote": {"backend": "fails.py:failing"},

@@ -17,7 +17,6 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.types import Generation, Sampling
 from tests.helpers.chat import CHAT
 
-LIMITS = Limits(max_tokens=32000, max_new_tokens=2000)
 MODEL = "scripted"
 
 

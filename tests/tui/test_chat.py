@@ -30,7 +30,6 @@ from tests.helpers.session import open_chat
 from tests.helpers.tui import press, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
-SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def session(replies: Sequence[str], **options: Any) -> tuple[Session, list[dict[str, Any]]]:
