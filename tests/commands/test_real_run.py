@@ -25,7 +25,6 @@ SHORTER = {
         "rollout.group_size=2",
         "--set",
         "train.eval.every=0",
-        *BRIEF,
     ],
     "eval": ["--set", "eval.limit=2", "--set", "eval.k=1", *BRIEF],
     "rollout": ["-n", "2", "--set", "rollout.group_size=2", *BRIEF],
