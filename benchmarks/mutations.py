@@ -179,7 +179,7 @@ MUTATIONS = (
         "store: an interrupted training episode keeps no fact",
         "fact=iif(kind='train', ?, fact)",
         "fact=iif(kind='eval', ?, fact)",
-        "store/test_running.py store/test_store.py",
+        "store/test_running.py store/test_commits.py store/test_store.py",
     ),
     Mutation(
         "store: the sets of sampled tokens are cut at the wrong places",

@@ -122,7 +122,8 @@ async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> No
     pack = pack_of(tmp_path, TOOLS)
 
     def answer(key: str, ids: Any) -> str:
-        return str(int(CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]) + 2)
+        asked = CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]
+        return str(int(asked) + 2)
 
     rollout = rollout_of(pack, ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01))
     jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]

@@ -90,7 +90,8 @@ def test_a_clean_episode_is_quiet(chat: Chat) -> None:
 
 
 def test_an_episode_may_end_anywhere(chat: Chat) -> None:
-    assert check_episode(episode(chat, [chat.assistant_ids(CALL)], ["1"]), chat, TOOLS) == []
+    after_result = episode(chat, [chat.assistant_ids(CALL)], ["1"])
+    assert check_episode(after_result, chat, TOOLS) == []
     cut = episode(chat, [chat.assistant_ids(CALL), chat.tokenizer.encode("half an ans")], ["1"])
     assert check_episode(cut, chat, TOOLS) == []
     closed = episode(chat, [chat.tokenizer.encode("half"), chat.assistant_ids("x")], ["go on"])

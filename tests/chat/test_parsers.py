@@ -427,10 +427,8 @@ def test_markup_around_an_answer_is_not_content() -> None:
 
 
 def test_python_constants_are_read_where_a_template_writes_them() -> None:
-    text = (
-        "<tool_call>\n<function=nest>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{'k': None}\n</parameter>\n"
-        "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>"
-    )
+    text = "<tool_call>\n<function=nest>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{'k': None}\n</parameter>\n"
+    text += "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>"
     (call,) = parse_text(text, load_parser("qwen3_coder"), [NESTED]).calls
     assert (call.arguments, call.error) == (
         {"b": True, "o": {"k": None}, "s": "True", "a": [1, "x"]},

@@ -325,7 +325,8 @@ def test_an_old_key_works_everywhere_and_the_message_names_the_new_one(
     info = leaves().get(new) or groups()[group].model_fields[option]
     value = other_value(old, info.get_default(call_default_factory=True))
     others = {**named(new), **TOGETHER.get(old, {})}
-    meant, _ = load_config(flags={**others, new: value if old != "drift.structural" else False})
+    flags = {**others, new: value if old != "drift.structural" else False}
+    meant, _ = load_config(flags=flags)
     assert meant != load_config(flags=others)[0], "the value differs from the default"
     assert not caplog.text
     text = (

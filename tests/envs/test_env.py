@@ -294,7 +294,8 @@ async def test_an_env_may_cut_an_episode_off_and_one_that_cannot_be_made_is_an_e
     rollout, job = guess_rollout(tmp_path, ["1", "2", "3"])
     cut = await rollout.episode(job)
     assert cut.outcome is Outcome.TRUNCATED_TURNS and cut.reward == pytest.approx(-0.2)
-    episode = await rollout.episode(replace(job, task=replace(job.task, data={"broken": True})))
+    broken = replace(job, task=replace(job.task, data={"broken": True}))
+    episode = await rollout.episode(broken)
     assert episode.outcome is Outcome.ENV_ERROR and "no such world" in episode.error
 
 

@@ -65,7 +65,7 @@ def check_time(name: str) -> None:
     parser = load_parser(name)
     example = parser.example("say", {"text": "1"})
     start, _, end = example.rpartition("1")
-    for marker in dict.fromkeys((*parser.markers, "".join(parser.markers[:2]), example)):
+    for marker in (*parser.markers, "".join(parser.markers[:2]), example):
         for head, tail in (("", ""), (start, ""), (start, end)):
 
             def read(count: int, marker: str = marker, head: str = head, tail: str = tail) -> None:

@@ -31,7 +31,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow, Store
 from tests.helpers.chat import BYTES, CHAT
-from tests.helpers.train import after_training, trainer_of
+from tests.helpers.train import trainer_of
 
 TASK = Task("t1", "p", "f", "train", ())
 EPISODE = Episode("e1", "t1")
@@ -444,10 +444,8 @@ async def test_a_logger_that_fails_or_cannot_be_made_never_stops_a_run(
     with caplog.at_level(logging.WARNING, "agentrl.hooks"):
         hooks = load_hooks([], tmp_path, loggers=["mine.py:Unmade", "mine.py:Good"]).hooks
         loggers = [*hooks, Broken(), NeverOpen()]
-        async with after_training(tmp_path / "p", model, loggers, train={"steps": 2}) as (
-            trainer,
-            run,
-        ):
+        async with trainer_of(tmp_path / "p", model, loggers, train={"steps": 2}) as trainer:
+            run = await trainer.train()
             assert (run.status, run.step) == ("finished", 2)
             assert len(trainer.store.runs.steps(run.id)) == 2
     (good,) = hooks

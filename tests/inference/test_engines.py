@@ -67,7 +67,7 @@ async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
     assert policy.prefill_tokens < sum(len(ids) for ids in prompts(count=16))
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2"])  # the short step, and the one without it
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 async def test_an_adapter_and_a_preemption(kind: str) -> None:
     model = with_lora(tiny(kind))
     config = model.config.get_text_config()
@@ -93,7 +93,8 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
 async def test_a_changed_layer_is_computed_as_it_is() -> None:
     model = tiny("qwen3")
     policy = policy_of(model)
-    model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: out * 0.5)
+    mlp = model.model.layers[1].mlp
+    mlp.register_forward_hook(lambda module, given, out: out * 0.5)
     policy.set_version("changed")
     said = await policy.generate("e", [1, 2, 3], Sampling(temperature=0, max_new_tokens=6))
     assert said.ids.tolist() == forced(model, [1, 2, 3], 6, said=said.ids.tolist())[0]

@@ -28,7 +28,7 @@ from agentrl_cli.types import Sampling
 from benchmarks.architectures import build
 from tests.helpers.local import VOCAB, tiny
 from tests.helpers.second_device import NAME, install
-from tests.helpers.train import spawn_well, write_project
+from tests.helpers.train import spawn, write_project
 
 Mode: Any = TorchDispatchMode  # torch does not say its types
 
@@ -235,7 +235,8 @@ def test_commands_stay_on_their_device(tmp_path: Path, model: Path, lora: bool) 
         ["eval", "--samples", "1"],
     ]
     for words in commands if lora else [*commands[:1], ["rollout", "-n", "2"]]:
-        spawn_well(project, *words, *([] if "--resume" in words else there), before=install)
+        code, text = spawn(project, *words, *([] if "--resume" in words else there), before=install)
+        assert code == 0, text
     with Store.open(project / "runs/agentrl.db", readonly=True) as store:
         run = next(run for run in store.runs.all() if run.kind == "train")
         assert run.status == "finished" and run.step == (3 if lora else 2)

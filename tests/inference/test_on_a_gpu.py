@@ -7,7 +7,7 @@ import torch
 
 from agentrl_cli.policies.device_check import try_device
 from agentrl_cli.store import Store
-from tests.helpers.train import spawn_well, write_model, write_project
+from tests.helpers.train import spawn, write_model, write_project
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,6 +51,7 @@ def test_a_run_is_trained_resumed_and_evaluated(
         ["train", "--resume", "last", "--steps", "3"],
         ["eval", "--samples", "1", *there],
     ):
-        spawn_well(project, *words)
+        code, text = spawn(project, *words)
+        assert code == 0, text
     with Store.open(project / "runs/agentrl.db", readonly=True) as store:
         assert [run.step for run in store.runs.all() if run.kind == "train"] == [3]

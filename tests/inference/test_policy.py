@@ -303,7 +303,8 @@ async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
         0
     ]  # the other one runs in the thread
     assert not tasks[1].done()  # the other one went on all the time
-    assert (await tasks[1]).ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
+    said = await tasks[1]
+    assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
 
 
 async def test_closing_ends_what_runs() -> None:

@@ -18,14 +18,7 @@ from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.trainer.teacher import require_same_tokenizer
-from tests.helpers.train import (
-    after_training,
-    episodes_of,
-    trainer_of,
-    write_model,
-    write_project,
-    write_tokenizer,
-)
+from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
 from tests.helpers.web import served
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
@@ -178,10 +171,10 @@ async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, exper
     with scoring(expert, Tokenizer.load(folder)) as url:
         for name, teacher in (("a", url), ("b", str(other))):
             algo = {"advantage": {"name": "distill", "teacher": teacher}}
-            async with after_training(tmp_path / name, folder, algo=algo, train={"steps": 1}) as (
-                trainer,
-                run,
-            ):
+            async with trainer_of(
+                tmp_path / name, folder, algo=algo, train={"steps": 1}
+            ) as trainer:
+                run = await trainer.train()
                 signals = [trainer.store.signals.get(e.id) for e in episodes_of(trainer.store, run)]
                 scores = [
                     s.logp_teacher for s in signals if s is not None and s.logp_teacher is not None

@@ -173,7 +173,8 @@ def test_deepseeks_mask_holds_what_became_unlikely(start: Any) -> None:
 
 
 def test_bypass_compares_with_the_sampler_and_saves_a_forward(start: Any) -> None:
-    update = trained(start, shifted(episodes(start, SPREAD), 0.1, "0-1"), bypass=True, epochs=1)
+    groups = shifted(episodes(start, SPREAD), 0.1, "0-1")
+    update = trained(start, groups, bypass=True, epochs=1)
     ratio = update.signals["0-1"].ratio
     assert ratio[~np.isnan(ratio)] == pytest.approx(exp(-0.1), rel=1e-3)
     assert "sampling/sampling_logp_difference/mean" not in update.metrics

@@ -18,7 +18,7 @@ from agentrl_cli.learning.value import Critic
 from agentrl_cli.reports.rescore import estimate
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
-from tests.helpers.train import after_training, episodes_of, spawn, spawn_well
+from tests.helpers.train import episodes_of, spawn, trainer_of
 from tests.learning.test_update import config, episodes
 from tests.trainer.test_resume import ending, plan, project_of
 
@@ -233,7 +233,8 @@ def test_killed_and_resumed_is_never_interrupted(
             plan(project, event, call)
             assert spawn(project, *words)[0] == -9
             words = ["train", "--resume", "last"]
-        spawn_well(project, *words)
+        code, said = spawn(project, *words)
+        assert code == 0, said
         found.append(ending(project))
     assert found[0] == found[1]
     assert ("critic" in found[0]["state"]) == (algo is PPO)
@@ -243,10 +244,8 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(
     tmp_path: Path, model: Path
 ) -> None:
     async def run() -> None:
-        async with after_training(tmp_path / "p", model, algo={"advantage": "remax"}) as (
-            trainer,
-            done,
-        ):
+        async with trainer_of(tmp_path / "p", model, algo={"advantage": "remax"}) as trainer:
+            done = await trainer.train()
             store = trainer.store
             rows = store.episodes.rows(
                 store.episodes.ids("kind:baseline step:1", "time", run=done.id)

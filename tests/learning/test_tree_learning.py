@@ -246,7 +246,8 @@ def test_a_result_rewards_the_turn_that_asked_on_its_path() -> None:
 
 
 def test_overlong_is_about_the_longest_sequence() -> None:
-    shaping = Shaping(config(algo={"overlong_penalty": 1.0, "overlong_buffer": 5}).algo, 10)
+    algo = {"overlong_penalty": 1.0, "overlong_buffer": 5}
+    shaping = Shaping(config(algo=algo).algo, 10)
     (part,) = shaping.on_rollout_end(episode(fork()), Task("t", "p", "f", "train", ()))
     assert part.value == pytest.approx(-0.8) and part.detail.startswith(
         "9 of 10"

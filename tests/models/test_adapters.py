@@ -31,7 +31,7 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.cli import Cli
-from tests.helpers.train import after_training, trainer_of, write_model, write_tokenizer
+from tests.helpers.train import trainer_of, write_model, write_tokenizer
 
 
 async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path) -> None:
@@ -49,7 +49,8 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path)
             short = {**sections, "train": {**sections["train"], "steps": stop}}
             async with trainer_of(folder, model, **short) as trainer:
                 run = await trainer.train()
-        async with after_training(folder, model, run=run, **sections) as (trainer, done):
+        async with trainer_of(folder, model, run=run, **sections) as trainer:
+            done = await trainer.train()
             gaps = [
                 row["sampling/sampling_logp_difference/max"]
                 for row in trainer.store.runs.steps(done.id)

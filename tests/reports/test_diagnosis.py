@@ -28,7 +28,7 @@ from agentrl_cli.tui.watch.charts import chart_grid
 from agentrl_cli.types import Outcome, Task, ToolCall, ToolResult
 from tests.guards.test_recommended import commands_in, problem_of
 from tests.helpers.cli import Cli
-from tests.helpers.train import after_training
+from tests.helpers.train import trainer_of
 from tests.reports.planted import (
     BAD,
     BOLTS,
@@ -326,10 +326,8 @@ async def test_a_pack_s_reference_reaches_the_diagnosis_and_the_charts(
     tmp_path: Path, model: Path
 ) -> None:
     async def train(**more: Any) -> tuple[RunRow, str]:
-        async with after_training(tmp_path / "pack", model, train={"steps": 4}, **more) as (
-            trainer,
-            run,
-        ):
+        async with trainer_of(tmp_path / "pack", model, train={"steps": 4}, **more) as trainer:
+            run = await trainer.train()
             (event,) = [
                 row for row in trainer.store.journal.events(run.id) if row["kind"] == INPUTS
             ]

@@ -174,7 +174,8 @@ def test_what_cannot_be_scored_is_said(trained: Path, rescore: Cli) -> None:
 def test_sets_are_kept_listed_and_found(trained: Path, rescore: Cli) -> None:
     asked = ("rescore", "--set", "rewards.length=-1", "--name", "short")
     rescore(*asked)
-    assert "delta" in rescore(*asked, said=('Kept as "short-2"', "16 of 16 rewards changed"))
+    kept = ('Kept as "short-2"', "16 of 16 rewards changed")
+    assert "delta" in rescore(*asked, said=kept)
     with Store.open(trained) as store:
         run = store.runs.all()[0]
         names = [name for name, _, _, _ in store.scores.sets(run.id)]
@@ -188,7 +189,8 @@ def test_sets_are_kept_listed_and_found(trained: Path, rescore: Cli) -> None:
         ids = store.episodes.ids(f"rescored:<={score.reward}")
         assert lowest.rowid in ids and len(ids) < 16
     assert "short-2" in rescore("show", lowest.id)
-    assert 'rescored "short-2"' in rescore("replay", lowest.id, "--plain").replace("\n   ", " ")
+    shown = rescore("replay", lowest.id, "--plain").replace("\n   ", " ")
+    assert 'rescored "short-2"' in shown
     with Store.open(trained) as store:
         assert store.scores.remove(run.id, "short") == 1
         assert "short" not in [name for name, *_ in store.scores.sets(run.id)]

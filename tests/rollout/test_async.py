@@ -24,7 +24,7 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.trainer.memory_plan import plan
 from agentrl_cli.trainer.prefetch import Prefetcher, age_metrics, run_in_thread, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
-from tests.helpers.train import TASK_PY, after_training, episodes_of, trainer_of, write_pack
+from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
 
 SLOW = (
     TASK_PY
@@ -145,10 +145,8 @@ async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
 ) -> None:
     write_pack(tmp_path)
     weights = []
-    async with after_training(tmp_path, model, deterministic=True, train={"steps": 3}) as (
-        trainer,
-        _,
-    ):
+    async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
+        await trainer.train()
         assert isinstance(trainer.policy, LocalPolicy) and trainer.policy.source is None
         weights.append({name: w.clone() for name, w in trainer.loaded.model.state_dict().items()})
     async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
@@ -164,10 +162,8 @@ async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
         "adapter": {"enabled": True, "r": 2},
         "train": {"steps": 4, "lr": 1e-2},
     }
-    async with after_training(tmp_path, model, rollout={"async_staleness": 1}, **sections) as (
-        trainer,
-        run,
-    ):
+    async with trainer_of(tmp_path, model, rollout={"async_staleness": 1}, **sections) as trainer:
+        run = await trainer.train()
         store = trainer.store
         metrics = {row["step"]: row for row in store.runs.steps(run.id)}
         episodes = episodes_of(store, run)
@@ -369,7 +365,8 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
         on_sample=lambda sampling: replace(sampling, bad_ids=tuple(range(5, 133)))
     )
     hooks = [odd] if hooked else []
-    async with after_training(tmp_path, model, hooks=hooks, train={"steps": 1}) as (trainer, run):
+    async with trainer_of(tmp_path, model, hooks=hooks, train={"steps": 1}) as trainer:
+        run = await trainer.train()
         assert isinstance(trainer.learner, Learner)
         assert trainer.learner.loss_config.correction == ("tis" if hooked else "none")
         metrics = trainer.store.runs.steps(run.id)[0]

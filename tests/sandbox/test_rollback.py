@@ -166,10 +166,8 @@ async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path)
     await session.cell(
         "import os\nos.makedirs('d/e'); open('d/a', 'w').write('1'); open('d/e/a', 'w').write('2')"
     )
-    swap = (
-        f"os.rename('d', 'old'); os.symlink({str(outside)!r}, 'd'); os.symlink({str(outside)!r}, 'old/e2')"
-        f"; os.rename('old/e', 'e'); os.symlink({str(outside)!r}, 'old/e')"
-    )
+    swap = f"os.rename('d', 'old'); os.symlink({str(outside)!r}, 'd'); os.symlink({str(outside)!r}, 'old/e2')"
+    swap += f"; os.rename('old/e', 'e'); os.symlink({str(outside)!r}, 'old/e')"
     assert (await session.cell(f"{swap}\nos.abort()")).files == "restored"
     assert [e.path for e in await session.list()] == ["d", "d/a", "d/e", "d/e/a"]
     assert (await session.cell(swap)).ok

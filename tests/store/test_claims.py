@@ -24,14 +24,15 @@ from agentrl_cli.store.connection import connect
 from agentrl_cli.store.holder import STALE, Holder, _start_by_ps, boot, start_of
 from agentrl_cli.store.runs import _beat
 from tests.helpers.processes import comes
-from tests.helpers.train import Started, spawn, spawn_well, start
+from tests.helpers.train import Started, spawn, start
 from tests.trainer.test_resume import EPISODES, STEPS, ending, only_run, plan, project_of
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    spawn_well(project, "train")
+    code, output = spawn(project, "train")
+    assert code == 0, output
     return ending(project)
 
 
@@ -204,7 +205,8 @@ def test_a_frozen_trainer_is_not_robbed_and_a_killed_one_is(
     finally:
         os.kill(pid, signal.SIGKILL)
         trainer.end()
-    spawn_well(project, "train", "--resume", "last")
+    code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     assert ending(project) == whole
 
 
@@ -240,7 +242,8 @@ def test_two_evaluations_of_the_same(tmp_path: Path, model: Path) -> None:
     assert code == 2 and f"is in use by agentrl eval (process {pid}" in output, output
     os.kill(pid, signal.SIGKILL)
     first.end()
-    spawn_well(project, *asked)
+    code, output = spawn(project, *asked)
+    assert code == 0, output
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
         rows = [
@@ -288,7 +291,8 @@ def test_a_run_without_a_folder_goes_on(tmp_path: Path, model: Path, whole: dict
         store.runs.update(run.id, dir="")
     trap = json.dumps({**run.config, "train": {"steps": 1}})
     (project / "config.yaml").write_text(trap)
-    spawn_well(project, "train", "--resume", "last")
+    code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     assert ending(project) == whole and (project / "config.yaml").read_text() == trap
     with Store.open(db, readonly=True) as store:
         after = only_run(store)

@@ -23,7 +23,7 @@ from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, Turn, new_id
 from tests.helpers.processes import comes
-from tests.helpers.train import spawn, spawn_well, write_model, write_project
+from tests.helpers.train import spawn, write_model, write_project
 
 
 @pytest.fixture
@@ -364,7 +364,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_model(tmp_path_factory.mktemp("model") / "random")
     train = {"steps": 2, "save_every": 1, "keep_last": 9}
     project = write_project(tmp_path_factory.mktemp("full") / "project", model, train=train)
-    spawn_well(project, "train")
+    code, output = spawn(project, "train")
+    assert code == 0, output
     (project / "small").mkdir()
     return project
 

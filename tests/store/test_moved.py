@@ -20,7 +20,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import delete_run
 from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import MIGRATIONS
-from tests.helpers.train import spawn, spawn_well, write_model, write_pack, write_project
+from tests.helpers.train import spawn, write_model, write_pack, write_project
 
 RUN = "bandit-grpo"
 BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
@@ -56,7 +56,8 @@ def trained(folder: Path, **sections: Any) -> Path:
     (project / "agentrl.yaml").write_text(json.dumps(settings))
     (project / "task.yaml").unlink()
     args = ("--model", str(model), "--pack", str(project / "packs" / "bandit"))
-    spawn_well(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
+    code, output = spawn(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
+    assert code == 0, output
     return project
 
 

@@ -185,7 +185,8 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
 
 def test_the_commands_show_and_call_them(cli: Cli) -> None:
     assert cli("tools", "call", "bash", '{"command": "echo hi"}', said="sandbox ns") == "hi\n"
-    assert cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)["error"] == "exit"
+    failed = cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)
+    assert failed["error"] == "exit"
     assert cli("tools", "call", "files", '{"action": "list"}') == "[the folder is empty]\n"
     shown = cli("tools", "show", "files")
     assert 'action (string, one of "view", "write", "edit", "list")' in shown

@@ -32,7 +32,8 @@ def test_the_parts_of_the_bundled_model_by_hand() -> None:
 
 
 def test_an_adapter_shrinks_what_is_trained() -> None:
-    found = plan(Config.model_validate({"adapter": {"enabled": True, "r": 4}}), bundled_model())
+    config = Config.model_validate({"adapter": {"enabled": True, "r": 4}})
+    found = plan(config, bundled_model())
     assert found.trainable == 4 * 6 * (4 * 320 + 3 * 592) < found.parameters
 
 
@@ -153,7 +154,8 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_gpu(tmp_path: Path)
     bare = plan(sections(adapter={"enabled": False}), folder)
     # without one the draw is the larger: of 13 rows at once five float32, and the logits of all 32
     assert bare.rollout["logits"] == (20 * 13 + 2 * 32) * 151936 and "prefill" not in bare.rollout
-    assert sum(plan(sections(rollout={"memory": "480MiB"}), folder).rollout.values()) < 2.2e9
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder)
+    assert sum(bounded.rollout.values()) < 2.2e9
 
 
 def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from agentrl_cli.types import (
     Tokens,
     Turn,
 )
-from tests.helpers.train import after_training, episodes_of, trainer_of, write_pack
+from tests.helpers.train import episodes_of, trainer_of, write_pack
 
 SURE = """\
 def even(episode, ctx):
@@ -62,9 +62,10 @@ async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(
     tmp_path: Path, model: Path
 ) -> None:
     rollout = {"group_size": 2, "prompts_per_step": 3, "resample_rounds": 6}
-    async with after_training(
+    async with trainer_of(
         project(tmp_path / "p"), model, rollout=rollout, train={"steps": 1}
-    ) as (trainer, _):
+    ) as trainer:
+        await trainer.train()
         store, run = trainer.store, trainer.run
         episodes = episodes_of(store, run)
         groups: dict[str, list[Episode]] = {}
@@ -95,10 +96,8 @@ async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, mo
         folder = project(tmp_path / str(rounds))
         (folder / "task.py").write_text(dead)
         rollout = {"group_size": 2, "prompts_per_step": 2, "resample_rounds": rounds}
-        async with after_training(folder, model, rollout=rollout, train={"steps": 1}) as (
-            trainer,
-            _,
-        ):
+        async with trainer_of(folder, model, rollout=rollout, train={"steps": 1}) as trainer:
+            await trainer.train()
             episodes = episodes_of(trainer.store, trainer.run)
             assert len(episodes) == 2 * groups and {e.fact for e in episodes} == {
                 "skipped:no_signal: all rewards of the group are equal"
@@ -136,7 +135,8 @@ async def test_a_resume_samples_the_same_groups(tmp_path: Path, model: Path, ord
             (e.group_id, e.sample, e.task_id, e.tokens.ids.tolist(), e.fact) for e in done
         )
 
-    async with after_training(project(tmp_path / "whole"), model, **sections) as (trainer, _):
+    async with trainer_of(project(tmp_path / "whole"), model, **sections) as trainer:
+        await trainer.train()
         whole = ending(trainer)
     folder, stop = project(tmp_path / "cut"), Stop()
     stop.most = len([row for row in whole if row[0] < "000002"]) + 5
@@ -145,7 +145,8 @@ async def test_a_resume_samples_the_same_groups(tmp_path: Path, model: Path, ord
         with pytest.raises(asyncio.CancelledError):
             await trainer.train()
         assert 0 < len(ending(trainer)) < len(whole)
-    async with after_training(folder, model, run=run, **sections) as (trainer, _):
+    async with trainer_of(folder, model, run=run, **sections) as trainer:
+        await trainer.train()
         assert ending(trainer) == whole
 
 
@@ -161,7 +162,8 @@ async def test_a_resume_with_smaller_groups_leaves_the_rest_out(
         with pytest.raises(asyncio.CancelledError):
             await trainer.train()
     rollout |= {"group_size": 2, "prompts_per_step": 1}
-    async with after_training(folder, model, run=run, rollout=rollout, train=train) as (trainer, _):
+    async with trainer_of(folder, model, run=run, rollout=rollout, train=train) as trainer:
+        await trainer.train()
         stats, rows = trainer.store.stats, episodes_of(trainer.store, run)
         left = [e for e in rows if e.fact == Fact.SKIPPED_CUT]
         assert sorted(((e.group_id or "").partition("~")[0], e.sample) for e in left) == [
@@ -283,7 +285,8 @@ async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) ->
     folder = project(tmp_path / "p")
     (folder / "task.py").write_text(SURE.replace("float(episode.sample % 2)", "0.0"))
     train = {"steps": 1, "eval_every": 1, "eval_tasks": 1, "eval_samples": 1}
-    async with after_training(folder, model, algo=algo, train=train) as (trainer, _):
+    async with trainer_of(folder, model, algo=algo, train=train) as trainer:
+        await trainer.train()
         for e in episodes_of(trainer.store, trainer.run):
             parts = {part.name: part for part in e.reward_parts}
             assert parts["length_penalty"].value == pytest.approx(-e.trained_tokens / 96)
@@ -341,7 +344,8 @@ async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_
     write_pack(tmp_path)
     rows = [json.dumps({"id": f"v{n}", "family": "even", "prompt": f"Try {n}."}) for n in range(5)]
     (tmp_path / "data" / "validation.jsonl").write_text("\n".join(rows))
-    async with after_training(tmp_path, model, train={**EVERY, "eval_tasks": 3}) as (trainer, run):
+    async with trainer_of(tmp_path, model, train={**EVERY, "eval_tasks": 3}) as trainer:
+        run = await trainer.train()
         assert evaluated(trainer.store, run.id) == {f"bandit/v{n}" for n in (0, 1, 3)}
         assert [row.split for row in trainer.store.runs.evals(run.id)] == ["validation"] * 2
         assert len(trainer.collector.tasks) == 6
@@ -377,7 +381,8 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
     write_pack(tmp_path / "many", rows=30)
     async with trainer_of(tmp_path / "many", model, train={"steps": 1}) as trainer:
         assert len(trainer.collector.tasks) == 30 and not trainer.eval_tasks
-    async with after_training(tmp_path / "few", model, train=EVERY) as (trainer, run):
+    async with trainer_of(tmp_path / "few", model, train=EVERY) as trainer:
+        run = await trainer.train()
         assert len(trainer.collector.tasks) == 6
         assert evaluated(trainer.store, run.id) == {f"bandit/test{n}" for n in range(6)}
     (tmp_path / "few" / "data" / "test.jsonl").unlink()

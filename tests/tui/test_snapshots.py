@@ -20,7 +20,7 @@ from agentrl_cli.tui.compare.screen import CompareScreen
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
-from tests.helpers.tui import press, rendered, showing, steady, text_of, until_text
+from tests.helpers.tui import rendered, steady, text_of, until_text
 from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
@@ -133,7 +133,8 @@ async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
     await until_text(pilot, EARLY.get(name.partition("-")[0], "calc"))
     await app.reader.call(lambda store: None)
     await pilot.pause()
-    await press(pilot, *keys, then=marker) if marked or name == "palette" else None
+    await pilot.press(*keys)
+    await until_text(pilot, marker) if marked or name == "palette" else None
     for _ in range(3):
         await app.reader.call(lambda store: None)
         await pilot.pause(0.05)
@@ -148,7 +149,8 @@ async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_the_screens_are_as_they_were(size: tuple[int, int], db: Path) -> None:
-    async with showing(AgentApp(db, RunsScreen), "grpo-07", size=size) as pilot:
+    async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
+        await until_text(pilot, "grpo-07")
         found = {name: await take_shot(pilot, name, marked=size[0] > 80) for name in SIZES[size]}
     paths = {name: FOLDER / f"{name}-{size[0]}x{size[1]}.txt" for name in found}
     if os.environ.get("AGENTRL_SNAPSHOTS") == "update":

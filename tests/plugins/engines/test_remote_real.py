@@ -25,7 +25,7 @@ from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.wires import VLLM as WIRE
 from agentrl_cli.types import Sampling
 from tests.helpers.remote import SILENT
-from tests.helpers.train import STOP, after_training, write_model
+from tests.helpers.train import STOP, trainer_of, write_model
 
 VLLM = os.environ.get("AGENTRL_VLLM", "")
 pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to start")
@@ -45,6 +45,8 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
         "--dtype",
         "float32",
         "--enforce-eager",
+    ]
+    command += [
         "--max-model-len",
         "256",
         "--host",
@@ -59,9 +61,8 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
     }
+    extra |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
         log.open("w") as out,
@@ -109,10 +110,8 @@ async def test_training_with_vllm(
     heat = {"temperature": 0.7} if adapter else {}
     with serving(model, tmp_path / "log", *options, *processed) as remote:
         remote["processed_logprobs"] = adapter
-        async with after_training(tmp_path, model, remote=remote, rollout=heat, **more) as (
-            trainer,
-            run,
-        ):
+        async with trainer_of(tmp_path, model, remote=remote, rollout=heat, **more) as trainer:
+            run = await trainer.train()
             rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3

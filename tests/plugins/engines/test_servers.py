@@ -31,7 +31,7 @@ from tests.helpers.chat import BYTES
 from tests.helpers.core import ROOT
 from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server, vllm_answer
-from tests.helpers.train import after_training, trainer_of
+from tests.helpers.train import trainer_of
 from tests.helpers.web import served
 from tests.plugins.engines.policies import policy_at
 
@@ -124,9 +124,10 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
         found = []
         for name, used in (("good", [urls[0]]), ("bad", urls)):
             remote = {"backend": "vllm", "urls": used, "model": "base", "api_key_env": "SERVER_KEY"}
-            async with after_training(
+            async with trainer_of(
                 tmp_path / name, model, remote=remote, train={"steps": 2, "lr": 0.3}
-            ) as (trainer, run):
+            ) as trainer:
+                run = await trainer.train()
                 gaps = [row["probe/logp_difference"] for row in trainer.store.runs.steps(run.id)]
                 alerts = [
                     alert

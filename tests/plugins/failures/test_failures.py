@@ -220,5 +220,6 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     assert report["failed"] == 7 and len(report["modes"]) == 5
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
-    assert cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)["agreement"] is None
+    scanned = cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)
+    assert scanned["agreement"] is None
     cli("failures", "--label", "x", *db, code=2, said="--scan")

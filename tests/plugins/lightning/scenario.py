@@ -226,14 +226,12 @@ def adapted(agl: Any) -> list[Any]:
     def call(
         number: int, start: float, parent: int | None, name: str = "openai.chat.completion"
     ) -> Any:
-        held = {
-            "gen_ai__prompt__0__role": "user",
-            "gen_ai__prompt__0__content": f"q{number}",
+        held = {"gen_ai__prompt__0__role": "user", "gen_ai__prompt__0__content": f"q{number}"}
+        held |= {
             "gen_ai__completion__0__role": "assistant",
             "gen_ai__completion__0__content": f"a{number}",
-            "gen_ai__request__model": "m",
-            "gen_ai__response__id": f"id{number}",
         }
+        held |= {"gen_ai__request__model": "m", "gen_ai__response__id": f"id{number}"}
         ids = {"prompt_token_ids": [1, number], "response_token_ids": [number]}
         return span(number, name, start, start + 1, parent, **held, **ids)
 

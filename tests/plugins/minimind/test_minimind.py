@@ -138,13 +138,8 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, cli: 
     cli("init", "--min-level", "ns", "minimind-task", "p", "--model", "hf")
     at = ("--project", "p", "--set", "model.device=cpu")
     cli("sft", "tuned", "--data", "rows.jsonl", "--steps", "2", *at)
-    few = [
-        "rollout.prompts_per_step=1",
-        "rollout.group_size=2",
-        "model.chat.append_only=true",
-        "rollout.max_new_tokens=8",
-        "algo.skip.zero_variance=false",
-    ]
+    few = ["rollout.prompts_per_step=1", "rollout.group_size=2", "model.chat.append_only=true"]
+    few += ["rollout.max_new_tokens=8", "algo.skip.zero_variance=false"]
     less = [word for one in few for word in ("--set", one)]
     cli("train", "--model", str(cli.folder / "tuned"), "--steps", "1", *at, *less)
     cli("eval", "--limit", "1", "-k", "1", *at, *less)

@@ -126,13 +126,8 @@ async def test_by_two_clients_at_once(
 
 def test_trl_trains_on_it(python: str, project: Path, tmp_path: Path) -> None:
     python_with("openenv", "trl openenv datasets")
-    env = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     out, base = tmp_path / "out", bundled_model()
     script = str(ROOT / "examples" / "openenv_trl.py")
     with openenv_server(python, project) as url:

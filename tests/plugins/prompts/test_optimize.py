@@ -29,7 +29,7 @@ from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.processes import comes
 from tests.helpers.train import start, write_model
-from tests.helpers.tui import press, showing, until_text
+from tests.helpers.tui import until, until_text
 from tests.helpers.web import completion, served
 
 YAML = """\
@@ -310,8 +310,10 @@ async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int])
         "- Answer.",
         "+ Answer briefly.",
     ]
-    async with showing(AgentApp(db, RunsScreen), "optimize-01", size=size) as pilot:
-        text = await press(pilot, "enter", then="+ Answer briefly.")
+    async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
+        await until_text(pilot, "optimize-01")
+        await pilot.press("enter")
+        text = await until_text(pilot, "+ Answer briefly.")
         assert (
             "2/40 episodes" in text and "└ bbbb" in text and "- Answer." in text and "0.750" in text
         )
@@ -320,6 +322,8 @@ async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int])
                 PromptRow(run.id, "cccc", "bbbb", "gepa", {"system": "Answer at length."})
             )
         await until_text(pilot, "cccc")
-        await press(pilot, "k", "space", "j", "j", then="DIFF aaaa -> cccc")
+        await pilot.press("k", "space", "j", "j")
+        await until_text(pilot, "DIFF aaaa -> cccc")
         assert isinstance(pilot.app.screen, PromptsScreen)
-        await press(pilot, "k", "enter", then=lambda: isinstance(pilot.app.screen, ReplayScreen))
+        await pilot.press("k", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ReplayScreen))

@@ -453,14 +453,8 @@ async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(
 def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
-        given = {
-            "kind": "ray",
-            "version": "a-run-with-a-name@3",
-            "running": 4,
-            "finished": 1200,
-            "tokens": 9,
-            "rate": 88.6,
-        }
+        given = {"kind": "ray", "version": "a-run-with-a-name@3", "running": 4, "finished": 1200}
+        given |= {"tokens": 9, "rate": 88.6}
         good = {
             "node": "gpu-1",
             "pid": 11,

@@ -21,7 +21,9 @@ for family in ("chain_sum", "countdown", "syllogism", "word_sorting"):
                 world = ours.open(place)
                 same((world.say(text), ("", True)))
                 same((world.reward(), data.score_answer(answer, entry)))
-# a call is scored like a text, and few answers are choices
+"""
+CALLED = """
+import reasoning_gym
 for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", "True"]), ("chain_sum", [])):
     data = reasoning_gym.create_dataset(family, seed=3, size=100)
     options = {"seed": 3, "size": 100}
@@ -42,6 +44,10 @@ for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", 
 
 def test_questions_and_scores_are_the_packages() -> None:
     compare("reasoning-gym", "reasoning_gym", SAME)
+
+
+def test_a_call_is_scored_like_a_text_and_few_answers_are_choices() -> None:
+    compare("reasoning-gym", "reasoning_gym", CALLED)
 
 
 async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:

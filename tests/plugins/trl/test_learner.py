@@ -16,7 +16,7 @@ from agentrl_cli.plugins.trl import grpo_config, learner
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
 from agentrl_cli.types import Fact, Sampling
-from tests.helpers.train import after_training, episodes_of, settings, trainer_of
+from tests.helpers.train import episodes_of, settings, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 INSTALLED = importlib.util.find_spec("trl") is not None
@@ -98,9 +98,10 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
     for kind in ("agentrl", "trl"):
         (tmp_path / kind).mkdir()
         algo = {"kl_coef": 0.1}
-        async with after_training(
+        async with trainer_of(
             tmp_path / kind, model, train={"steps": 2}, algo=algo, trainer={"kind": kind}
-        ) as (trainer, run):
+        ) as trainer:
+            run = await trainer.train()
             rows, episodes = trainer.store.runs.steps(run.id), episodes_of(trainer.store, run, 1)
             found[kind] = (
                 rows[0],

@@ -1,9 +1,9 @@
 """Hostile texts and bodies: read in linear time, answered with a sentence."""
 
+import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,13 @@ from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.parser import PARSER
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.tools import Tool, as_tool, tool
+from agentrl_cli.tools import as_tool, tool
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
 from tests.helpers.sandbox import open_sandbox
 
 TOOLS = [schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
-
-
-@asynccontextmanager
-async def world(path: Path, tools: Sequence[Tool], **more: Any) -> AsyncIterator[Trajectories]:
-    """One life of a server; leaving it is what a restart does."""
-    journal = Journal(path)
-    trajectories = Trajectories(tools, journal, **more)
-    try:
-        yield trajectories
-    finally:
-        await trajectories.shutdown(0.1)
-        journal.close()
+DEEP = 50_000
 
 
 @pytest.mark.parametrize(
@@ -97,6 +86,8 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         1e300,
         "\ud800",
         [[]],
+    ]
+    values += [
         [{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}],
         [{"finish": 1}],
         [{"key": []}],
@@ -142,9 +133,11 @@ async def test_bodies(tmp_path: Path) -> None:
         """
         return str(a + 1)
 
+    journal = Journal(tmp_path / "j.db")
+    trajectories = Trajectories([add], journal)
+    server = ToolServer(trajectories, load_parser("hermes"), token="")
     wrong: dict[int, int] = {}
-    async with world(tmp_path / "j.db", [add]) as trajectories:
-        server = ToolServer(trajectories, load_parser("hermes"), token="")
+    try:
         async with TestClient(TestServer(server.app())) as client:
             for path, body in bodies():
                 async with client.post(path, data=body) as answer:
@@ -155,6 +148,9 @@ async def test_bodies(tmp_path: Path) -> None:
             actions = {"extra_fields": 5, "trajectory_ids": ["a"], "actions": ["x"]}
             assert (await client.post("/get_observation", json=actions)).status == 400
             assert (await client.post("/v1/open", json={"tools": 5})).status == 400
+    finally:
+        await trajectories.shutdown(0.1)
+        journal.close()
     assert wrong[200] > 40 and wrong[400] > 200
 
 
@@ -167,19 +163,25 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rollout(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    more: dict[str, Any] = {
-        "open_session": sandbox.session,
-        "limits": RolloutConfig().replace(observation={"chars": 60}),
-        "sessions": {"quick": {"wall": 0.4}, "other": {"wall": 2.5}},
-    }
-    async with world(tmp_path / "j.db", [as_tool("run_python")], **more) as server:
-        for pack, says in (("quick", "timed out after 0.4 s"), ("other", "")):
-            await server.open(pack, {"task": {"pack": pack}})
-            code = "import time; time.sleep(0.8)"
-            answer = await server.call(Call(pack, "1", "run_python", {"code": code}))
-            assert says in answer["result"]["text"], answer
-            answer = await server.call(Call(pack, "2", "run_python", {"code": "print('x' * 500)"}))
-            assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
+    with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
+        more: dict[str, Any] = {
+            "open_session": sandbox.session,
+            "limits": RolloutConfig().replace(observation={"chars": 60}),
+        }
+        more["sessions"] = {"quick": {"wall": 0.4}, "other": {"wall": 2.5}}
+        server = Trajectories([as_tool("run_python")], journal, **more)
+        try:
+            for pack, says in (("quick", "timed out after 0.4 s"), ("other", "")):
+                await server.open(pack, {"task": {"pack": pack}})
+                code = "import time; time.sleep(0.8)"
+                answer = await server.call(Call(pack, "1", "run_python", {"code": code}))
+                assert says in answer["result"]["text"], answer
+                answer = await server.call(
+                    Call(pack, "2", "run_python", {"code": "print('x' * 500)"})
+                )
+                assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
+        finally:
+            await server.shutdown()
 
 
 async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(
@@ -188,9 +190,11 @@ async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(
     code = {"code": "import random; random.random()"}
     seen = []
     for key in ("a", "b"):
-        tools = [as_tool("run_python")]
-        async with world(tmp_path / "j.db", tools, open_session=sandbox.session) as server:
-            await server.open("t", {"seed": 4})
-            seen.append((await server.call(Call("t", key, "run_python", code)))["result"]["text"])
+        journal = Journal(tmp_path / "j.db")
+        server = Trajectories([as_tool("run_python")], journal, open_session=sandbox.session)
+        await server.open("t", {"seed": 4})
+        seen.append((await server.call(Call("t", key, "run_python", code)))["result"]["text"])
+        await server.shutdown(0.1)
+        journal.close()
     fresh = await sandbox.session(seed=4)
     assert [(await fresh.cell(code["code"])).text() for _ in seen] == seen

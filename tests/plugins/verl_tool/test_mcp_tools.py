@@ -12,8 +12,9 @@ from agentrl_cli import Tool, ToolResult
 from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.commands import main
 from agentrl_cli.plugins.verl_tool.app import ToolServer
+from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
-from tests.plugins.verl_tool.test_hostile import world
+from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
 from tests.plugins.verl_tool.test_server import Tally
 
 mcp = pytest.importorskip("mcp")
@@ -52,18 +53,12 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
     from mcp.client.streamable_http import streamable_http_client
 
     tools: list[Tool] = [Tally().tool, Shot()]
-    headers = {"Authorization": "Bearer secret"}
-    async with (
-        world(tmp_path / "j.db", tools) as trajectories,
-        serve_http(
-            mcp_server(limited := ToolServer(trajectories, load_parser("hermes"), token="")),
-            "127.0.0.1",
-            0,
-            "secret",
-            {"tools.example"},
-            60.0,
-        ) as address,
-    ):
+    journal = Journal(tmp_path / "j.db")
+    trajectories = Trajectories(tools, journal)
+    limited = ToolServer(trajectories, load_parser("hermes"), token="")
+    server = mcp_server(limited)
+    async with serve_http(server, "127.0.0.1", 0, "secret", {"tools.example"}, 60.0) as address:
+        headers = {"Authorization": "Bearer secret"}
 
         @contextlib.asynccontextmanager
         async def client(**more: str) -> Any:
@@ -98,6 +93,8 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
             assert (await http.post(address, json={})).status_code == 401
             origin = {**headers, "Origin": "http://evil.example"}
             assert (await http.post(address, json={}, headers=origin)).status_code == 403
+    await trajectories.shutdown(0.1)
+    journal.close()
 
 
 async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
@@ -114,5 +111,6 @@ async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
             names = {tool.name for tool in (await client.list_tools()).tools}
             assert {"add", "calculator"} <= names
             for total in ("2", "4"):
-                assert (await client.call_tool("add", {"by": 2})).content[0].text == total
+                found = await client.call_tool("add", {"by": 2})
+                assert found.content[0].text == total
     assert "WARNING" in said.read_text()

@@ -22,7 +22,7 @@ from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _read_boxed
 from agentrl_cli.plugins.verl_tool.bodies import CallsBody
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
 from agentrl_cli.plugins.verl_tool.journal import Journal
-from agentrl_cli.plugins.verl_tool.trajectories import Call
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
@@ -32,7 +32,6 @@ from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants, run_code
 from tests.helpers.remote import server
 from tests.helpers.train import Started, start
-from tests.plugins.verl_tool.test_hostile import world
 from tests.rollout.test_rollout import call, pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -56,6 +55,18 @@ class Tally:
             return str(ctx.state["total"])
 
         self.tool = tool(**marks)(bump)
+
+
+@asynccontextmanager
+async def world(path: Path, tools: Sequence[Tool]) -> AsyncIterator[Trajectories]:
+    """One life of a server; leaving it is what a restart does."""
+    journal = Journal(path)
+    trajectories = Trajectories(tools, journal)
+    try:
+        yield trajectories
+    finally:
+        await trajectories.shutdown(0.1)
+        journal.close()
 
 
 def bump(key: str, by: int = 1, trajectory: str = "t") -> Call:
