@@ -92,15 +92,16 @@ class Ours:
             RunRow(id="", name="bench", model="random", pack="sums", total_steps=1)
         )
         self.steps = 0
+        self.groups: list[list[Any]] = []
         self.parts: list[dict[str, float]] = []
 
     def step(self) -> float:
         """CPU seconds of one step."""
         started = time.process_time()
         self.policy.said.clear()
-        groups = asyncio.run(self._sample())
+        asyncio.run(self._sample())
         sampled = time.process_time()
-        update = self.learner.update(groups, self.steps)
+        update = self.learner.update(self.groups, self.steps)
         with self.store.transaction():
             for name, signals in update.signals.items():
                 self.store.signals.add(name, signals)
@@ -113,7 +114,8 @@ class Ours:
         )
         return ended - started
 
-    async def _sample(self) -> list[list[Any]]:
+    async def _sample(self) -> None:
+        """Sample the groups. What a coroutine returns is written out by asyncio.run as it ends, numbers and all."""
         rollout = Rollout(
             self.policy, self.chat, {"sums": self.pack}, self.config, store=self.store
         )
@@ -133,7 +135,7 @@ class Ours:
         for episode in await rollout.run(jobs):
             assert sum(turn.role == "assistant" for turn in episode.turns) == 3, episode.error
             groups.setdefault(str(episode.group_id), []).append(episode)
-        return list(groups.values())
+        self.groups = list(groups.values())
 
 
 def serve_theirs(
