@@ -21,7 +21,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
-from agentrl_cli.paths import find_pack, find_project
+from agentrl_cli.paths import find_pack, find_project, portable
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
@@ -104,7 +104,7 @@ def _try(
     name = model or context.config.model.name
     tasks = max(1, rollouts // ATTEMPTS)
     config = context.config.model_copy(deep=True)
-    config.task.packs = [result["folder"]]
+    config.task.packs = portable([result["folder"]], (context.project,))
     narrate(f"{result['pack']}: {tasks * min(ATTEMPTS, rollouts)} rollouts of {name} …")
     try:
         here = dataclasses.replace(context, config=config)

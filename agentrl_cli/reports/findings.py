@@ -51,6 +51,8 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
     )
     longer = str(e.get("rollout", "max_new_tokens", 256) * 4)
     command = command.replace("…", words.get("named", ""))
+    if not best:  # the best checkpoint is the base
+        command = command.replace("RUN@best", "RUN@last")
     values = {
         "RUN": e.run.name, "MODEL": model, "LOWER": f"{lr / 10:.1g}",
         "HIGHER": f"{lr * 30:.1g}", "LONGER": longer,

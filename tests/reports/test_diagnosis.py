@@ -96,6 +96,10 @@ def test_what_follows_from_a_fall_is_not_the_cause() -> None:
     assert found.command == "agentrl train --model tiny-tools --set train.lr=3e-05"
     better = case(rows, evals=[rate(0, 0.3, 40), rate(2, 0.7, 40), rate(4, 0.0, 40)])
     assert "--model demo@best" in diagnose(better)[0].command
+    solved = steps([1.0] * 6, **{"groups/all_solved": 1.0})
+    for second, word in ((1.0, "best"), (0.9, "last")):  # the best one of the latter is the base
+        (found,) = diagnose(case(solved, evals=[rate(0, 0.9, 40), rate(4, second, 40)]))
+        assert found.command == f"agentrl eval demo@{word}"
     early = steps(
         [0.22, 0.0], **{"groups/all_failed": [0.1, 1.0], "completions/clipped_ratio": [0, 1]}
     )
