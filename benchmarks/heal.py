@@ -27,8 +27,8 @@ from agentrl_cli.config import load_config  # noqa: E402  # works without an ins
 from agentrl_cli.store import Store  # noqa: E402
 from benchmarks.learning import agentrl, machine  # noqa: E402
 
-PACKS = {"search-task": 16, "sql-task": 32, "code-task": 30}
-"""Steps of a training: a clean one still rises, so that one which no longer learns is not saved."""
+PACKS = {"search-task": 60, "sql-task": 60, "code-task": 30}
+"""Steps of a training: the packs' own number, but of code-task, whose own are 200."""
 SHORT = ["train.eval.every=8", "train.eval.samples=1"]
 KINDS = ("clean", "high", "healed")
 TIMES = 5

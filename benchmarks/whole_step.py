@@ -115,7 +115,7 @@ class Ours:
         return ended - started
 
     async def _sample(self) -> None:
-        """Sample the groups. What a coroutine returns is written out by asyncio.run as it ends, numbers and all."""
+        """Sample the groups. They are not returned: asyncio.run makes a text of that."""
         rollout = Rollout(
             self.policy, self.chat, {"sums": self.pack}, self.config, store=self.store
         )

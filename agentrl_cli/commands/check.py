@@ -159,7 +159,7 @@ async def _check(
             found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
             problems = await check_pack(pack, sandbox, every=every)
             own = ""
-            if not problems and pack.agent is None:
+            if not problems and pack.agent is None and (attack or not pack.solver):
                 tasks = pack.read("train")[0]
                 own = "" if pack.solver else await own_answer(pack, sandbox, tasks)
                 problems = await attack_graders(pack, sandbox, tasks) if attack else problems

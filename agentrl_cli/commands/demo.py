@@ -23,8 +23,8 @@ from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.registry.plugins import spread_settings
 
 FASTER = {"code-task": {"steps": "40", "lr": "0.0006", "eval": "20"}}
-"""Settings of a pack under `train:` that go with MORE."""
-MORE = """
+"""Settings of a pack under `train:` that go with LOSS_AND_SCHEDULE."""
+LOSS_AND_SCHEDULE = """
 algo:
   loss: cispo                       # policy loss: bounds a token's weight, and every token keeps its gradient
   minibatches: 2                    # optimizer steps of a training step
@@ -94,7 +94,9 @@ def _shorten(settings: Path, changes: Mapping[str, str]) -> None:
             new = f"{line[1]}{value}".ljust(len(line[0]))
             section = section[: line.start()] + new + section[line.end() :]
     if changes:
-        settings.write_text(above + (MORE if title else "") + section, encoding="utf-8")
+        settings.write_text(
+            above + (LOSS_AND_SCHEDULE if title else "") + section, encoding="utf-8"
+        )
 
 
 def _train(folder: Path, steps: int | None) -> None:

@@ -109,19 +109,22 @@ def command(
 def _check_options(
     format: str, filter: str, out: Path | None, force: bool, named: bool, report: bool
 ) -> str:
-    """Return the format, which a page's name implies. Raises UsageError for what would be ignored or overwritten."""
+    """Return the format: html if --out ends with .html. Raises UsageError for what excludes each other or exists."""
     known = known_names("exports", dict.fromkeys(Kind, ""))
     if format and format not in known:
         raise NotFound.of("format", format, known)
     if filter in known:
         raise UsageError(
-            f"-f is --filter, and {filter} is a format.", hint=f"Write --format {filter}."
+            f"-f is --filter, and {filter} is a format.",
+            hint=f"Write --format {filter}, or --filter text:{filter} to search for that word.",
         )
     if filter and (named or report):
-        raise UsageError("--filter chooses episodes: it takes no names and no --report.")
+        raise UsageError(
+            "--filter cannot be combined with names of episodes or --report: leave one out."
+        )
     if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
-    page = not format and not report and out is not None and out.suffix == ".html"
+    page = not format and not report and out is not None and out.suffix.lower() in (".html", ".htm")
     return Kind.html if page else format
 
 

@@ -116,14 +116,13 @@ def command(
     agentrl ls --sql "select task, avg(reward) from v_episodes group by task order by 2 limit 5"
     """
     format = Format.json if json else format
+    listed = what is What.episodes and not search.schema and search.sql is None
+    if (filter and not listed) or (sort != "-time" and not (listed and search.grep is None)):
+        raise UsageError("--filter and --sort apply to the list of episodes; else use --sql.")
     if search.schema:
         return _print_schema(schema(where.find()), json)
     if search.sql is not None:
         return _print_sql(where, search, 1000 if limit is None else limit, format)
-    if what is not What.episodes and (filter or sort != "-time"):
-        raise UsageError(
-            f"--filter and --sort are for episodes; of {what} --sql chooses and sorts."
-        )
     with where.open() as store:
         if search.grep is not None:
             return _print_hits(store, where, search, filter, 100 if limit is None else limit, json)

@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Print an episode: turns, calls, results, rewards, flags with their evidence; with --tokens every token.
 
-    --words explains the words of the screens; the key W shows the same there.
+    --words explains the words of the screens, which the key W shows there, and the rules of `agentrl why`.
 
     --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens;
     with --time {"title", "seconds", "spans": [{"kind", "start", "seconds", "label", "branch"}], "totals", "advice",
@@ -51,13 +51,15 @@ def command(
     """
     if words:
         if tokens or time or (turn, step) != (None, None):
-            raise UsageError("--words explains a word: it has no tokens, turns or times.")
+            raise UsageError("--words takes no --tokens, --turn, --time or --step.")
         return _print_words(name or "", json)
     with where.open() as store:
         found = _find(store, "last" if name is None else name, where.run_id(store))
         if time or step is not None:
             return _print_time(store, found, step, json)
         if not isinstance(found, str):
+            if tokens or turn is not None:
+                raise UsageError(f"{found.name} is a run: --tokens and --turn are of an episode.")
             return _print_run(store, found, json)
         _print_episode(store, found, tokens, turn, json)
 
@@ -70,6 +72,8 @@ def _print_episode(store: Store, found: str, tokens: bool, turn: int | None, jso
         raise NotFound(
             f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
         )
+    if json and turn is not None:
+        raise UsageError("--json prints every turn: leave out --turn.")
     if json:
         return print_episode_json(store, found, tokens=tokens)
     return echo("\n".join(episode_lines(store, found, tokens=tokens, turn=turn)))

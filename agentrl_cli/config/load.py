@@ -285,14 +285,14 @@ def _suggest(key: str) -> list[str]:
 
 
 def _unknown_choice(key: str, layers: Mapping[str, Value]) -> Iterator[str]:
-    """Yield the error for a loss or estimator that a name, not a path, means and that does not exist."""
+    """Yield the error for a loss or estimator whose name is unknown; a path is looked up later."""
     value = layers.get(key)
     if value is None or value.source == "run" or not isinstance(value.value, str):
         return  # what a stored run chose is looked up when it is continued
     if ":" not in value.value and value.value not in CHOICES[key][0]:
         known = names(_KINDS[key], CHOICES[key][0])
         if value.value not in known:
-            hint = suggest(value.value, known, 'One of your own is "file.py:function".')
+            hint = suggest(value.value, known, 'Your own is written "file.py:function".')
             yield f"{_where(value)}: {key}: no {value.value!r}. {hint}"
 
 

@@ -81,7 +81,7 @@ class Learner:
         self.teacher = teacher
         if self.needs == "teacher" and teacher is None:
             raise ConfigError(f"algo.advantage {algo.advantage.name!r} needs a teacher.")
-        self.selects, self.drops = bool(find(algo.loss.name).select), has_dropout(model)
+        self.selects, self.has_dropout = bool(find(algo.loss.name).select), has_dropout(model)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
         self.means: dict[str, float] = {}
@@ -165,8 +165,8 @@ class Learner:
             )
         far = algo.off_policy
         early = self.needs in ("values", "teacher") or self.coefficients.in_reward
-        if algo.epochs * algo.minibatches > 1:
-            early = early or self.selects or self.drops
+        early = early or (bool(later) and self.selects)
+        early = early or (self.has_dropout and (bool(later) or algo.epochs > 1))
         if (early and not far.bypass) or far.reject != "none":
             score_policy(table, self.compute, bootstrap=bootstrap)
         elif later and not far.bypass:

@@ -35,9 +35,11 @@ def transformer(model: nn.Module) -> Any:
 def has_dropout(model: nn.Module) -> bool:
     """Whether a forward in training draws dropout, so that its numbers are not those of an evaluation."""
     config = getattr(model, "config", None)
-    return bool(getattr(config, "attention_dropout", 0.0)) or any(
-        isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
-    )
+    settings = {**vars(config), **vars(getattr(config, "text_config", config))} if config else {}
+    # some models draw it by a function, so that no module tells
+    return any(
+        "drop" in name and isinstance(p, float) and p > 0 for name, p in settings.items()
+    ) or any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 
 @contextlib.contextmanager

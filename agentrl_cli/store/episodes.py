@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import NotFound, nearest
 from agentrl_cli.store.buffer import LiveEpisode
 from agentrl_cli.store.codec import clean, decoding, marks
 from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
@@ -263,10 +263,12 @@ def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:
     runs = [name for (name,) in file.select("SELECT name FROM runs ORDER BY started DESC")]
     if run := next((name for name in runs if name.lower() == wanted), ""):
         shown = shlex.quote(run)
-        hint = f"It is a run: `agentrl ls -r {shown}` lists its episodes, `agentrl export --report {shown}` writes it."
+        hint = f"It is a run: `agentrl ls -r {shown}` lists its episodes, `agentrl export --report {shown}` reports."
         return NotFound(f"No episode named {wanted!r}.", hint=hint)
     hint = "`agentrl ls` lists them; last, best and worst work too."
-    return NotFound.of("episode", wanted, [*(row[0] for row in near), *runs], hint=hint)
+    if alike := nearest(wanted, runs):
+        hint += f" Runs of a similar name: {', '.join(alike)}."
+    return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)
 
 
 _RETIRED = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CHANGED.old, Fact.SKIPPED_CUT)

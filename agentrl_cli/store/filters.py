@@ -120,16 +120,8 @@ def compile_filter(text: str) -> Where:
             raise UsageError(f"A quotation mark is not closed: {raw}", hint=_EXAMPLE)
         if not name and raw.endswith(":") and raw[:-1].lower() in {*fields(), *ALIASES}:
             name, raw = raw[:-1], ""
-        if (
-            not name
-            and (wrong := _COMPARED.match(raw))
-            and wrong[1].lower() in {*fields(), *ALIASES}
-        ):
-            meant = f"{minus}{wrong[1]}:{wrong[2].lstrip('=')}{wrong[3]}"
-            raise UsageError(
-                f"The filter has {raw!r}; a field and its value are joined by a colon.",
-                hint=f"Write {meant}, or quote a text that is meant so.",
-            )
+        if not name and (wrong := _COMPARED.match(raw)):
+            _refuse_comparison(minus, *wrong.groups())
         value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
         count += 1 if quoted or not name else 1 + value.count(",")
         if count > MOST_CHOICES:
@@ -140,6 +132,20 @@ def compile_filter(text: str) -> Where:
         parts.append(f"NOT coalesce({sql}, 0)" if minus else sql)
         params += values
     return _join(parts, "AND") or "1", params
+
+
+def _refuse_comparison(minus: str, name: str, sign: str, value: str) -> None:
+    """Raise UsageError for a field that is compared without a colon."""
+    name = ALIASES.get(name.lower(), name.lower())
+    if name not in fields():
+        return
+    sign = {"=": "", "==": "", "=<": "<=", "=>": ">="}.get(sign, sign)
+    raise UsageError(
+        f"In a filter a colon stands between {name} and its value.",
+        hint=_EXAMPLE
+        if '"' in value
+        else f"Write {minus}{name}:{sign}{value}; a text to search for goes in quotation marks.",
+    )
 
 
 def _join(parts: Sequence[str], word: str) -> str:

@@ -71,12 +71,14 @@ async def talk(server: ModelServer, key: str, turns: int, **more: Any) -> None:
 
 def differences(model: Any, trace: Trace, temperature: float) -> float:
     """Most that a recorded log-probability differs from the trainer's, over all branches."""
-    worst = 0.0
+    worst, compared = 0.0, set[int]()
     episode = Episode("e", "t", turns=trace.turns, tokens=trace.tokens)
     for branch in episode.sequences:
         _, found = trained_logprobs(model, [[Segment.of(episode, branch)]], temperature=temperature)
         said = trace.tokens.logp_policy[branch.positions[branch.trained]]
         worst = max(worst, float(np.abs(found.logp.numpy() - said).max()))
+        compared.update(branch.positions[branch.trained].tolist())
+    assert compared == set(np.flatnonzero(trace.tokens.trained_mask).tolist())
     return worst
 
 

@@ -207,10 +207,10 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     run("export", "best", "--out", str(page := tmp_path / "out.html"))
     assert page.read_text().startswith("<!doctype html>")
     run("export", "-f", "html", "last", code=2, said="--format html")
-    run("export", "-f", "reward:>0.2", "last", code=2, said="it takes no names")
+    run("export", "-f", "reward:>0.2", "last", code=2, said="cannot be combined")
     run("export", "grpo-07", code=2, said="agentrl export --report grpo-07")
-    run("export", "grpo-0", code=2, said="Did you mean grpo-0")
-    run("ls", "runs", "-f", "outcome:failed", code=2, said="are for episodes")
+    run("export", "grpo-0", code=2, said="Runs of a similar name: grpo-0")
+    run("ls", "runs", "-f", "outcome:failed", code=2, said="apply to the list of episodes")
     assert "grader_noise" in run("show", "--words")
 
 

@@ -115,6 +115,12 @@ def test_a_pack_without_a_solver_is_reported_and_its_blanks_are_tested(
         str(pack),
         said=("no `solve(row)`; `", "` solves echo-task/train-0000", "echo-task: fine"),
     )
+    marked = """
+
+REWARDS = {'exact': lambda episode, ctx: float(ctx.final_text == '#### ' + ctx.task.data['answer'])}
+"""
+    (pack / "task.py").write_text(code + marked)
+    cli("check", str(pack), said="no `solve(row)`; `#### ")
     zero = "\n\nREWARDS = {'exact': lambda episode, ctx: ctx.part(0.0, 'compared with None')}\n"
     (pack / "task.py").write_text(code + zero)
     cli("check", str(pack), said=("is unsolved by its own answer", "compared with None"))

@@ -372,6 +372,62 @@ def test_objective_by_hand() -> None:
     assert got.metrics["sampling/correction"] == pytest.approx(1.5)
 
 
+def part(x: LossInput, sequences: list[int]) -> LossInput:
+    """The tokens of some sequences as a micro-batch with its own numbering, leaves shared with the whole."""
+    rows = torch.cat([torch.nonzero(x.segment == s)[:, 0] for s in sequences])
+    number = torch.cat(
+        [torch.full((int((x.segment == s).sum()),), i) for i, s in enumerate(sequences)]
+    )
+
+    def take(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value[rows]
+
+    return LossInput(
+        x.logp[rows],
+        x.old[rows],
+        x.advantage[rows],
+        number,
+        take(x.entropy),
+        take(x.ref),
+        take(x.sampled),
+        take(x.selected),
+        None if x.episode_tokens is None else x.episode_tokens[sequences],
+    )
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
+    x = noisy()
+    c = LossConfig(
+        chosen(name, fraction=0.1, low=0.1),
+        kl_coef=0.1,
+        entropy_coef=0.02,
+        correction="mis_sequence",
+    )
+    sizes = torch.bincount(x.segment)
+    owners = torch.tensor([0, 0, 1, 1, 2, 2])
+    of_episode = torch.zeros(3, dtype=torch.int64).index_add_(0, owners, sizes)[owners]
+    x = replace(
+        x, selected=select_tokens(c.options, x.logp, x.advantage), episode_tokens=of_episode
+    )
+    totals = replace(Totals.of(x.segment, 100), episodes=3)
+    whole = objective(x, c, totals, policy_loss(name), AGGREGATIONS[aggregation])
+    parts = [
+        objective(part(x, s), c, totals, policy_loss(name), AGGREGATIONS[aggregation])
+        for s in ([4, 0], [1], [5, 2, 3])
+    ]
+    summed = parts[0].loss + parts[1].loss + parts[2].loss
+    torch.testing.assert_close(summed, whole.loss, rtol=1e-9, atol=1e-12)
+    assert x.entropy is not None
+    for leaf in (x.logp, x.entropy):
+        torch.testing.assert_close(
+            grad(summed, leaf), grad(whole.loss, leaf), rtol=1e-6, atol=1e-12
+        )
+    for metric, value in whole.metrics.items():
+        assert sum(p.metrics[metric] for p in parts) == pytest.approx(value), metric
+
+
 def test_an_unbiased_kl_has_the_gradient_of_the_divergence() -> None:
     """Over the whole vocabulary, each token as likely as it is sampled: Σ old · ratio · k3 is the divergence itself."""
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)

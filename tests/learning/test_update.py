@@ -219,6 +219,19 @@ def test_what_cannot_be(model: Any) -> None:
         Learner(model, config(algo={"kl_coef": 0.1})).update(episodes(model, SPREAD), 0)
 
 
+def test_a_reference_pulls_back(model: Any, start: Any) -> None:
+    groups = episodes(model, [[1, 1]])
+    learner = Learner(model, config(algo={"kl_coef": 1.0}), reference=start)
+    found = learner.update(groups, 0)
+    assert found.metrics["kl"] == pytest.approx(0, abs=1e-6)
+    assert found.signals["0-0"].logp_ref is not None
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.05 * torch.randn_like(tensor)
+    kl = [learner.update(groups, step).metrics["kl"] for step in range(1, 6)]
+    assert kl[0] > 1e-3 and kl[-1] < kl[0]
+
+
 def test_paths_of_files_are_algorithms_too(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,8 +88,10 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     path = Path(file).expanduser()
     if path.is_dir():
         raise UsageError(
-            f"{path} is a folder: --from takes a file of it; repeat it for several.",
-            hint=f"A folder with a task.yaml is a pack: agentrl init {shlex.quote(source)} DIR.",
+            f"{path} is a folder. Name a file in it; --from can be given several times.",
+            hint=f"It is a pack: agentrl init {shlex.quote(file)} DIR."
+            if (path / "task.yaml").is_file()
+            else "",
         )
     if not path.is_file():
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -182,9 +184,9 @@ def _functions(draft: Draft, path: Path) -> None:
 def _agent_in(path: Path) -> str:
     """Return the name of the function in a file that is an agent; empty without one. Runs nothing."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+        raise ConfigError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
     for node in tree.body:
