@@ -314,7 +314,7 @@ def test_the_ceiling_is_not_a_failure() -> None:
     found = diagnose(PLANTED["all_solved"])
     data = RunData(RunRow("r", "r"), health=tuple(stages(found)))
     assert "AT THE CEILING" in head(data).plain and "warning" not in head(data).plain
-    assert "agentrl eval demo@best" in " ".join(line.plain for line in health_lines(data, 200))
+    assert "agentrl eval demo@last" in " ".join(line.plain for line in health_lines(data, 200))
 
 
 def test_groups_without_signal_are_one_line_a_step() -> None:
