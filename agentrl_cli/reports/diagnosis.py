@@ -274,12 +274,12 @@ def summarise(evidence: Evidence) -> str:
 
 
 def suggest(evidence: Evidence) -> str:
-    """Return the next step of a training without a fault, "" if there are too few steps."""
+    """Return the next step of a training without a fault, "" if there are too few steps or it was cut short."""
     train, solved = evidence.change("solved"), evidence.series("solved")
-    if train is None or train.word != "rose":
-        return "Try more steps, a higher train.lr or larger groups (rollout.group_size)." * bool(
-            train
-        )
+    if train is None or evidence.steps[-1]["step"] < evidence.run.total_steps:
+        return ""
+    if train.word != "rose":
+        return "Try more steps, a higher train.lr or larger groups (rollout.group_size)."
     # against the steps just before, not the first: a curve that rose early may have been flat for long
     width = max(1, min(10, len(solved) // 4))
     middle = solved[-2 * width : -width]

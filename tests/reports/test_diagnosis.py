@@ -11,7 +11,15 @@ import pytest
 
 from agentrl_cli.config.train import Stop
 from agentrl_cli.errors import DataError
-from agentrl_cli.reports.diagnosis import RULES, STAGES, conclude, diagnose, first_fault, stages
+from agentrl_cli.reports.diagnosis import (
+    RULES,
+    STAGES,
+    conclude,
+    diagnose,
+    first_fault,
+    stages,
+    suggest,
+)
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.reference import (
     BASES,
@@ -250,6 +258,8 @@ def test_the_last_lines_of_a_training(
     what, following = conclude(case(rows, evals=evals))
     assert first in what and second in following
     assert conclude(case(rows[:3])) == [], "a few steps prove nothing"
+    short = case(rows, run=RunRow("r", "demo", total_steps=len(rows) + 1, config=CONFIG))
+    assert suggest(short) == "", "a run that was cut short is resumed first"
 
 
 def test_texts_have_no_names_of_metrics() -> None:
