@@ -35,7 +35,8 @@ def transformer(model: nn.Module) -> Any:
 def has_dropout(model: nn.Module) -> bool:
     """Whether a forward in training draws dropout, so that its numbers are not those of an evaluation."""
     config = getattr(model, "config", None)
-    settings = {**vars(config), **vars(getattr(config, "text_config", config))} if config else {}
+    text = getattr(config, "text_config", None) or config
+    settings = {**vars(config), **vars(text)} if config else {}
     # some models draw it by a function, so that no module tells
     return any(
         "drop" in name and isinstance(p, float) and p > 0 for name, p in settings.items()

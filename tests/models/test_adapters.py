@@ -6,10 +6,12 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from agentrl_cli.config import Config, LoraConfig, ModelConfig, TrainConfig
 from agentrl_cli.errors import (
@@ -22,7 +24,7 @@ from agentrl_cli.errors import (
 )
 from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimizer
 from agentrl_cli.models import device as quantise
-from agentrl_cli.models.adapter import add_adapter, name_base
+from agentrl_cli.models.adapter import add_adapter, has_dropout, name_base
 from agentrl_cli.models.load import adapter_base, load_model, model_folder
 from agentrl_cli.models.merge import merge
 from agentrl_cli.models.save import save_model
@@ -535,3 +537,21 @@ def test_the_command(base_folder: Path, cli: Cli) -> None:
     cli("merge", "fox@last", str(out), code=2, said="--force")
     assert cli("merge", "last", str(out), "--force") == f"{out}\n"
     cli("merge", "last", str(out), "--dtype", "int8", code=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "share", "draws"),
+    [
+        (None, 0.0, False),
+        (None, 0.1, True),
+        ({"dropout": 0.0, "text_config": None}, 0.0, False),
+        ({"dropout": 0.1, "text_config": None}, 0.0, True),
+        ({"text_config": SimpleNamespace(attention_dropout=0.2)}, 0.0, True),
+    ],
+)
+def test_dropout_is_found_in_modules_and_in_settings(
+    config: dict[str, Any] | None, share: float, draws: bool
+) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Dropout(share))
+    model.config = config and SimpleNamespace(**config)
+    assert has_dropout(model) is draws

@@ -15,7 +15,7 @@ from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.wires import SGLANG, VLLM
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Outcome, Sampling, StopReason
-from tests.helpers.remote import StandIn, server, vllm_answer
+from tests.helpers.remote import StandIn, server, silent, vllm_answer
 from tests.helpers.train import STOP, VOCABULARY, episodes_of, trainer_of, write_project
 from tests.plugins.engines.policies import policy_at
 
@@ -300,28 +300,6 @@ async def test_a_fault_in_the_middle_is_a_message(
         and "Traceback" not in said
     )
     assert "cannot be reached" not in said or fault == "dies"
-
-
-@asynccontextmanager
-async def silent() -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
-    """A server that takes a request and says nothing; its address, and when a request came and when it was left."""
-    asked, left = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        asked.set()
-        while await reader.read(4096):
-            pass
-        left.set()
-        writer.close()
-        await writer.wait_closed()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", asked, left
-    finally:
-        listening.close()
-        await listening.wait_closed()
 
 
 async def test_an_episode_that_is_cut_off_is_cut_off_at_the_server_too() -> None:
