@@ -317,7 +317,7 @@ def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -
         error = validate_arguments(schemas[call.name], call.arguments or {})
     if not error and (tools is None or call.name in schemas):
         return call
-    known = f"there are: {', '.join(schemas) or 'none'}"
+    known = f"there are: {', '.join(schemas)}" if schemas else "the task has no tools"
     close = nearest(call.name, schemas, n=1)
     if not error:
         error = f'unknown tool "{call.name}"; ' + (f"did you mean {close[0]}?" if close else known)

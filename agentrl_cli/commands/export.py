@@ -10,7 +10,13 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate
-from agentrl_cli.commands.options import FilterOption, ForceOption, MaskOption, RunStoreOptions
+from agentrl_cli.commands.options import (
+    FilterOption,
+    ForceOption,
+    MaskOption,
+    RunStoreOptions,
+    refuse_idle,
+)
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.registry import names as known_names
 from agentrl_cli.registry import resolve
@@ -86,6 +92,7 @@ def command(
     """
     format = _check_options(format, filter, out, force, bool(names), report)
     if report:
+        refuse_idle("with --report", {"--group": group, "--no-tokens": not tokens})
         if len(names or []) > 1 or format not in ("", Kind.html, Kind.md):
             raise UsageError("A report is of one run, as --format html or md.")
         run = (names or [where.run or "last"])[0]
@@ -94,6 +101,8 @@ def command(
         raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
     if format == Kind.html and out is None:
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
+    if format not in ("", Kind.jsonl):
+        refuse_idle(f"with --format {format}", {"--no-tokens": not tokens})
     with where.open() as store:
         ids = _choose(store, names or [], filter, where.run_id(store), group)
         count = _write_episodes(store, ids, out, format or Kind.jsonl, (tokens, mask))

@@ -14,7 +14,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, echo_jsonl, narrate
-from agentrl_cli.commands.options import RunStoreOptions
+from agentrl_cli.commands.options import RunStoreOptions, refuse_idle
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.evidence import describe_change
@@ -71,6 +71,16 @@ class SearchOptions:
         bool, typer.Option("--schema", help="Print the tables and their columns, for --sql.")
     ] = False
 
+    def check(self) -> None:
+        """Raise UsageError for options that would do nothing."""
+        if self.grep is None:
+            given = {"--role": self.role, "--ignore-case": self.ignore_case, "--ids": self.ids}
+            refuse_idle("without --grep", given)
+        if self.sql is None:
+            refuse_idle(
+                "without --sql", {"--param": self.params, "--timeout": self.timeout != 60.0}
+            )
+
 
 FilterOption = Annotated[
     str,
@@ -119,6 +129,7 @@ def command(
     listed = what is What.episodes and not search.schema and search.sql is None
     if (filter and not listed) or (sort != "-time" and not (listed and search.grep is None)):
         raise UsageError("--filter and --sort apply to the list of episodes; else use --sql.")
+    search.check()
     if search.schema:
         return _print_schema(schema(where.find()), json)
     if search.sql is not None:

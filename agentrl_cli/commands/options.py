@@ -32,6 +32,7 @@ from agentrl_cli.commands.common import (
     open_project,
 )
 from agentrl_cli.commands.place import find_db
+from agentrl_cli.errors import UsageError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 
@@ -124,6 +125,15 @@ class ModelOptions(WorkOptions):
     """The same, and one model."""
 
     model: ModelOption = None
+
+
+def refuse_idle(where: str, given: Mapping[str, object]) -> None:
+    """Raise UsageError if any option of `given` was passed: it would do nothing `where` ("without --grep")."""
+    if idle := [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"{' and '.join(idle)} {'do' if idle[1:] else 'does'} nothing {where}.",
+            hint=f"Leave {'them' if idle[1:] else 'it'} out.",
+        )
 
 
 def flatten(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -207,6 +207,17 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     run("export", "best", "--out", str(page := tmp_path / "out.html"))
     assert page.read_text().startswith("<!doctype html>")
     run("export", "-f", "html", "last", code=2, said="--format html")
+    run("export", "--report", "--group", "--no-tokens", code=2, said="do nothing with --report")
+    run("export", "--no-tokens", "-o", str(page), "--force", code=2, said="with --format html")
+    run(
+        "ls",
+        "--role",
+        "user",
+        "-i",
+        code=2,
+        said="--role and --ignore-case do nothing without --grep",
+    )
+    run("ls", "--param", "1", code=2, said="--param does nothing without --sql")
     run("export", "-f", "reward:>0.2", "last", code=2, said="cannot be combined")
     run("export", "grpo-07", code=2, said="agentrl export --report grpo-07")
     run("export", "grpo-0", code=2, said="Runs of a similar name: grpo-0")
