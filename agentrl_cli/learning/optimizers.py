@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.config.train import TrainConfig
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.muon import Muon
 from agentrl_cli.models.device import check_8bit
 
 
@@ -153,7 +154,7 @@ def _muon(model: nn.Module, given: Mapping[str, Any], betas: tuple[float, float]
     inner, rest = hidden_matrices(model)
     parts: list[torch.optim.Optimizer] = []
     if inner:
-        parts.append(torch.optim.Muon(inner, adjust_lr_fn="match_rms_adamw", **given))
+        parts.append(Muon(inner, match_rms=True, **given))
     if rest:
         parts.append(torch.optim.AdamW(rest, betas=betas, **given))
     return Several(parts)

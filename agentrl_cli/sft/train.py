@@ -27,6 +27,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.muon import Muon
 from agentrl_cli.learning.optimizers import hidden_matrices, trainable
 from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
 from agentrl_cli.models.adapter import name_base
@@ -84,7 +85,7 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.
     if rest:
         found.append(torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
-        found.append(torch.optim.Muon(inner, lr=muon_lr, weight_decay=0.01, momentum=0.95))
+        found.append(Muon(inner, lr=muon_lr, weight_decay=0.01))
     return found
 
 

@@ -38,6 +38,7 @@ MAY_BE_HEAVY = (
     *(
         "learning/coefficients",
         "learning/batch",
+        "learning/muon",
         "learning/optimizers",
         "learning/update",
         "learning/distill",

@@ -22,6 +22,7 @@ from agentrl_cli.errors import (
     TemplateError,
     UsageError,
 )
+from agentrl_cli.learning.muon import Muon
 from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimizer
 from agentrl_cli.models import device as quantise
 from agentrl_cli.models.adapter import add_adapter, has_dropout, name_base
@@ -165,6 +166,30 @@ def test_muon_takes_hidden_matrices_only() -> None:
     again = make_optimizer(model, settings(lr=0.05, optimizer="muon"))
     again.load_state_dict(optimizer.state_dict())
     assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("match_rms", [False, True])
+def test_muon_steps_as_torchs_does_but_for_its_bfloat16(match_rms: bool) -> None:
+    torch.manual_seed(0)
+    start = [torch.randn(shape) for shape in ((6, 10), (6, 10), (10, 6))]
+    own, theirs = ([nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    adjust = "match_rms_adamw" if match_rms else None
+    pair = (
+        Muon(own, lr=0.02, match_rms=match_rms),
+        torch.optim.Muon(theirs, lr=0.02, adjust_lr_fn=adjust),
+    )
+    for _ in range(3):
+        for a, b in zip(own, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for optimizer in pair:
+            optimizer.step()
+    for a, b, before in zip(own, theirs, start, strict=True):
+        assert (a - b).norm() < 0.03 * (b - before).norm()  # five products in bfloat16
+    again = Muon(own, lr=0.5, match_rms=match_rms)
+    again.load_state_dict(pair[1].state_dict())  # checkpoints of torch's continue
+    assert again.param_groups[0]["lr"] == 0.02
+    again.step()
 
 
 def test_what_needs_a_gpu_or_a_package_is_refused(
