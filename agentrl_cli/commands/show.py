@@ -91,12 +91,14 @@ def _print_run(store: Store, run: RunRow, json: bool) -> None:
 
 
 def _print_words(word: str, json: bool) -> None:
-    from agentrl_cli.reports.legend import find_words, legend_lines, rule_lines
+    from agentrl_cli.reports.legend import find_words, legend_lines, rule_lines, rule_words
 
     found = find_words(word)
+    if json:
+        return echo_json(found if word else {**found, **rule_words()})
     width = min(console().width, 100)
     lines = [*legend_lines(found, width), *(() if word else rule_lines(width))]
-    return echo_json(found) if json else echo("\n".join(lines))
+    return echo("\n".join(lines))
 
 
 def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool) -> None:

@@ -129,8 +129,7 @@ def find_words(word: str = "") -> dict[str, dict[str, str]]:
     """
     if not word:
         return LEGEND
-    rules = {r.name: f"{plain(r.text)} {plain(r.advice)} `{r.command}`" for r in RULES}
-    every, low = {**LEGEND, RULES_TITLE: rules}, word.lower().strip()
+    every, low = {**LEGEND, **rule_words()}, word.lower().strip()
     exact = re.compile(rf"(?<![\w-]){re.escape(low)}(?![\w-])")
     for fits in (exact.search, lambda name: low in name):
         found = {
@@ -152,6 +151,12 @@ def find_words(word: str = "") -> dict[str, dict[str, str]]:
         f"No word {word!r} is explained.",
         hint=f"Near: {', '.join(near)}." if near else "`agentrl show --words` lists them.",
     )
+
+
+def rule_words() -> dict[str, dict[str, str]]:
+    """Return the section of the diagnosis' rules: names to text, advice and command."""
+    rules = {r.name: f"{plain(r.text)} {plain(r.advice)} `{r.command}`" for r in RULES}
+    return {RULES_TITLE: rules}
 
 
 def plain(text: str) -> str:

@@ -223,6 +223,7 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     run("export", "grpo-0", code=2, said="Runs of a similar name: grpo-0")
     run("ls", "runs", "-f", "outcome:failed", code=2, said="apply to the list of episodes")
     assert "grader_noise" in run("show", "--words")
+    assert "grader_noise" in run.json("show", "--words")["Rules of `agentrl why`"]
 
 
 def test_grep(run: Cli) -> None:
