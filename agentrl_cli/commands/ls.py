@@ -23,6 +23,8 @@ from agentrl_cli.store.queries import Hit, grep, run_query, schema
 from agentrl_cli.store.rows import episode_state
 from agentrl_cli.tui.common.plain_text import harmless, local_time, uses_colour
 
+TIMEOUT = 60.0
+"""Of --sql, in seconds."""
 WIDTH = 160
 """Longest excerpt of a line that --grep prints, in characters."""
 LEAST = ("tags", "#", "turns", "tokens", "calls", "adv", "run", "step", "flags", "pack", "model")
@@ -66,20 +68,34 @@ class SearchOptions:
     ] = None
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.0, help="With --sql: seconds; 0: no limit.")
-    ] = 60.0
+    ] = TIMEOUT
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the tables and their columns, for --sql.")
     ] = False
 
-    def check(self) -> None:
+    def check(self, what: What, format: Format, run: str | None) -> None:
         """Raise UsageError for options that would do nothing."""
-        if self.grep is None:
-            given = {"--role": self.role, "--ignore-case": self.ignore_case, "--ids": self.ids}
-            refuse_idle("without --grep", given)
-        if self.sql is None:
+        ways = {
+            "--schema": self.schema,
+            "--sql": self.sql is not None,
+            "--grep": self.grep is not None,
+        }
+        given = [name for name, passed in ways.items() if passed]
+        if given:
             refuse_idle(
-                "without --sql", {"--param": self.params, "--timeout": self.timeout != 60.0}
+                f"with {given[0]}", {what: what is not What.episodes, **dict.fromkeys(given[1:], 1)}
             )
+            refuse_idle(f"with {given[0]}", {"--run": run and given[0] != "--grep"})
+        if given == ["--grep"]:
+            refuse_idle("with --grep; there is --json", {"--format": format is not Format.table})
+        if self.grep is None:
+            refuse_idle(
+                "without --grep",
+                {"--role": self.role, "--ignore-case": self.ignore_case, "--ids": self.ids},
+            )
+        if self.sql is None:
+            given_too = {"--param": bool(self.params), "--timeout": self.timeout != TIMEOUT}
+            refuse_idle("without --sql", given_too)
 
 
 FilterOption = Annotated[
@@ -125,11 +141,11 @@ def command(
 
     agentrl ls --sql "select task, avg(reward) from v_episodes group by task order by 2 limit 5"
     """
+    search.check(what, format, where.run)
     format = Format.json if json else format
     listed = what is What.episodes and not search.schema and search.sql is None
     if (filter and not listed) or (sort != "-time" and not (listed and search.grep is None)):
         raise UsageError("--filter and --sort apply to the list of episodes; else use --sql.")
-    search.check()
     if search.schema:
         return _print_schema(schema(where.find()), json)
     if search.sql is not None:

@@ -54,8 +54,9 @@ class Muon(torch.optim.Optimizer):
         self._match_rms = match_rms
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every matrix that has a gradient. Returns what `closure`, which computes gradients, returns."""
+        loss = torch.enable_grad()(closure)() if closure else None
         for group in self.param_groups:
             alike: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
             for p in group["params"]:
@@ -71,6 +72,7 @@ class Muon(torch.optim.Optimizer):
                     for p, update in zip(some, orthogonalize(updates), strict=True):
                         p.mul_(1 - group["lr"] * group["weight_decay"])
                         p.add_(update, alpha=-group["lr"] * size)
+        return loss
 
     def _nesterov(self, p: nn.Parameter, momentum: float) -> Tensor:
         """Return the gradient [A, B] moved towards its running mean, which is updated."""

@@ -154,8 +154,11 @@ def find_words(word: str = "") -> dict[str, dict[str, str]]:
 
 
 def rule_words() -> dict[str, dict[str, str]]:
-    """Return the section of the diagnosis' rules: names to text, advice and command."""
-    rules = {r.name: f"{plain(r.text)} {plain(r.advice)} `{r.command}`" for r in RULES}
+    """Return the section of the diagnosis' rules: names to text, advice and command of every rule of that name."""
+    rules: dict[str, str] = {}
+    for r in RULES:
+        before = f"{rules[r.name]} Or: " if r.name in rules else ""
+        rules[r.name] = f"{before}{plain(r.text)} {plain(r.advice)} `{r.command}`"
     return {RULES_TITLE: rules}
 
 

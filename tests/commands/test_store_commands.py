@@ -209,21 +209,19 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     run("export", "-f", "html", "last", code=2, said="--format html")
     run("export", "--report", "--group", "--no-tokens", code=2, said="do nothing with --report")
     run("export", "--no-tokens", "-o", str(page), "--force", code=2, said="with --format html")
-    run(
-        "ls",
-        "--role",
-        "user",
-        "-i",
-        code=2,
-        said="--role and --ignore-case do nothing without --grep",
-    )
+    run("ls", "--role", "user", "-i", code=2, said="--role and --ignore-case do nothing without")
+    run("ls", "runs", "--grep", "a", code=2, said="runs does nothing with --grep")
+    run("ls", "--sql", "select 1", "--grep", "a", code=2, said="--grep does nothing with --sql")
+    run("ls", "--sql", "select 1", "--run", "x", code=2, said="--run does nothing with --sql")
+    run("ls", "--grep", "a", "--format", "csv", code=2, said="--format does nothing with --grep")
     run("ls", "--param", "1", code=2, said="--param does nothing without --sql")
     run("export", "-f", "reward:>0.2", "last", code=2, said="cannot be combined")
     run("export", "grpo-07", code=2, said="agentrl export --report grpo-07")
     run("export", "grpo-0", code=2, said="Runs of a similar name: grpo-0")
     run("ls", "runs", "-f", "outcome:failed", code=2, said="apply to the list of episodes")
     assert "grader_noise" in run("show", "--words")
-    assert "grader_noise" in run.json("show", "--words")["Rules of `agentrl why`"]
+    rules = run.json("show", "--words")["Rules of `agentrl why`"]
+    assert "grader_noise" in rules and rules["mismatch"].count(" Or: ") == 2, "three have that name"
 
 
 def test_grep(run: Cli) -> None:
