@@ -72,10 +72,11 @@ class StepReport:
         config, rollout = collector.config, collector.rollout
         packs, sandbox = rollout.context.packs, rollout.context.sandbox
         episodes = [episode for group in groups for episode in group]
+        sampling = collector.metrics(groups)  # which looks at the drift that is taken here
         drift = [rollout.drift.pop(episode.id, "") for episode in episodes]
         primaries = {name: pack.primary for name, pack in packs.items()}
         metrics = step_metrics(groups, facts, drift, packs, primaries) | update.metrics
-        metrics |= collector.metrics(groups) | thread_metrics()
+        metrics |= sampling | thread_metrics()
         if config.rollout.async_staleness:
             metrics |= age_metrics(groups, collector.run.name, step)
         if sandbox is not None:

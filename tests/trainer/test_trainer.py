@@ -267,6 +267,21 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
         assert trainer.store.journal.alerts(run.id), "structural drift is an alert"
 
 
+async def test_a_group_that_drift_skips_carries_no_signal(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "shifting.jinja").write_text(SHIFTING)
+    changed = {"chat_template": "shifting.jinja"}
+    again, once = {"resample_rounds": 1}, {"steps": 1}
+    async with after_training(tmp_path, model, model=changed, rollout=again, train=once) as (
+        trainer,
+        run,
+    ):
+        episodes = episodes_of(trainer.store, run)
+        assert {e.fact for e in episodes} == {"skipped:drift"}
+        assert len({e.reward for e in episodes}) > 1, "rewards differ, but nothing is trained"
+        (metrics,) = trainer.store.runs.steps(run.id)
+        assert (metrics["groups/sampled"], metrics["groups/signal"]) == (4, 0)
+
+
 async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
     tmp_path: Path, model: Path
 ) -> None:
