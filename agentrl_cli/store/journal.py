@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl_cli.store.buffer import TEXT_TAIL
-from agentrl_cli.store.codec import clean, dumps, load_metrics, loads, marks
+from agentrl_cli.store.codec import clean, dumps, loads, marks
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import ControlRow, LiveRow, WorkerRow, build, columns
 from agentrl_cli.types import AgentState
@@ -189,7 +189,7 @@ class Controls(Part):
         now = time.time()
         with self.file.transaction() as conn:
             rows = conn.execute(wanted, (run_id,)).fetchall()
-            taken = [build(ControlRow, row, data=load_metrics(row[4]), taken=now) for row in rows]
+            taken = [build(ControlRow, row, data=loads(row[4]), taken=now) for row in rows]
             for row in taken:
                 conn.execute("UPDATE controls SET taken=? WHERE id=?", (now, row.id))
                 text = dumps({"id": row.id, **row.data})

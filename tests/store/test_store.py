@@ -392,11 +392,11 @@ def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
 def test_controls_are_taken_once_and_leave_events(store: Store) -> None:
     store.runs.add(RunRow(id="r1", name="a"))
     with Store.open(store.path) as watcher:
-        watcher.controls.add("r1", "set", {"train.lr": 1e-5})
+        watcher.controls.add("r1", "set", {"key": "train.lr", "value": None})
         watcher.controls.add("r1", "stop")
     taken = store.controls.take("r1")
     assert [(item.action, dict(item.data)) for item in taken] == [
-        ("set", {"train.lr": 1e-5}),
+        ("set", {"key": "train.lr", "value": None}),
         ("stop", {}),
     ]
     assert store.controls.take("r1") == []
