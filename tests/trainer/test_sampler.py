@@ -24,7 +24,7 @@ from agentrl_cli.types import (
     Tokens,
     Turn,
 )
-from tests.helpers.train import episodes_of, trainer_of, write_pack
+from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
 
 SURE = """\
 def even(episode, ctx):
@@ -393,6 +393,18 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
     with pytest.raises(NotFound, match="exam"):
         async with trainer_of(tmp_path / "few", model, train=EVERY, eval={"split": "exam"}):
             pass
+
+
+async def test_a_run_that_heals_keeps_the_base_where_nothing_could_be_graded(
+    tmp_path: Path, model: Path
+) -> None:
+    fails = "    if episode.kind == 'eval':\n        raise OSError('no grader')\n"
+    write_pack(tmp_path, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{fails}    said"))
+    async with trainer_of(tmp_path, model, train={**EVERY, "heal": True}) as trainer:
+        run = await trainer.train()
+        assert [row.pass_rate for row in trainer.store.runs.evals(run.id)] == [None, None]
+        kept = [(one.kind, one.step) for one in trainer.store.runs.checkpoints(run.id)]
+        assert kept == [("step", 0), ("last", 1)]
 
 
 async def test_the_run_says_what_the_best_checkpoint_is_chosen_on(
