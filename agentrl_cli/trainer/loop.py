@@ -90,26 +90,22 @@ class Trainer:
             try:
                 with Watchman(self.reporter.waits, self.quiet):
                     return await self._train()
-            except asyncio.CancelledError as error:
+            except asyncio.CancelledError:
                 self.controls.require_claim()
-                if (
-                    self.store.runs.get(self.run.id).status == "running"
-                ):  # interrupted before its first step
-                    self.reporter.end(error, self.step, self.controls.stopping)
                 raise
 
     async def _train(self) -> RunRow:
         self.controls.listen()  # from here on Ctrl-C stops the run with its status written
         try:
             resumed = self._resume()
-            self.reporter.engine(self.policy.describe())
-            await self._rehearse()
-            await self.hooks.call("on_run_start", run=self.run)
         except BaseException:
             self.controls.ignore()
             raise
         error: BaseException | None = None
         try:
+            self.reporter.engine(self.policy.describe())
+            await self._rehearse()
+            await self.hooks.call("on_run_start", run=self.run)
             if resumed or self.policy.separate_weights:
                 await self.policy.publish(f"{self.run.name}@{self.step}")
             if self.checkpoints.missing(self.step):  # killed after the step's best checkpoint

@@ -455,9 +455,11 @@ async def test_what_stops_a_run_at_once_leaves_its_status(
     tmp_path: Path, model: Path, kind: Any
 ) -> None:
     hook = kind(tmp_path / "runs" / "agentrl.db") if kind is Stuck else kind()
-    async with trainer_of(tmp_path, model, [hook], train={"steps": 5}) as trainer:
+    diary = Diary()
+    async with trainer_of(tmp_path, model, [hook, diary], train={"steps": 5}) as trainer:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(trainer.train())
+        assert diary.lines[-1] == "run end ", "what a hook opened is closed"
         store, run = trainer.store, trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0) and run.ended
         events = [row["kind"] for row in store.journal.events(run.id)]
