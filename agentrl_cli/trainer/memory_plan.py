@@ -149,16 +149,16 @@ def plan(
     count = (shape := model_shape(folder, config.model))["parameters"]
     trained = config.adapter.r * shape["linear_in_out"] if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
-    adapter = trained * 4.0 if config.adapter.enabled else 0.0
     both = {
-        "weights": _weights(config, shape, size) + adapter,
+        "weights": _weights(config, shape, size) + 4.0 * trained * config.adapter.enabled,
         "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = (free_memory(device) if gpu_bytes is None else gpu_bytes) + held
-    fresh = config.adapter.enabled and folder == given  # it is switched off for the reference
-    if config.algo.kl.coef and not fresh:
-        both["reference"] = float(count * size)
+    fresh = config.adapter.enabled and config.adapter.path is None and folder == given
+    # A fresh adapter is switched off for the reference. One that moves is the trained weights again, in float32.
+    if config.algo.kl.ref_ema or (config.algo.kl.coef and not fresh):
+        both["reference"] = trained * 4.0 if config.algo.kl.ref_ema else float(count * size)
     rollout, both_ways = _phases(config, shape, size, trained, both, available, on_gpu)
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)

@@ -49,10 +49,25 @@ def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
     assert "rollout.concurrency" in found.advice()[0] or "token_budget" in found.advice()[0]
 
 
-@pytest.mark.parametrize(("coefficient", "there"), [(0.0, False), (0.1, True)])
-def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bool) -> None:
-    found = plan(Config.model_validate({"algo": {"kl_coef": coefficient}}), bundled_model())
-    assert ("reference" in found.update) is there
+@pytest.mark.parametrize(
+    ("kl", "adapter", "size"),
+    [
+        ({"coef": 0.0}, {}, ""),
+        ({"coef": 0.1}, {}, "parameters"),
+        ({"coef": 0.1}, {"enabled": True}, ""),  # without the adapter the model is the reference
+        ({"coef": 0.1}, {"enabled": True, "path": "begun"}, "parameters"),
+        ({"coef": 0.1, "ref_ema": 0.5}, {}, "parameters"),
+        ({"coef": 0.1, "ref_ema": 0.5}, {"enabled": True}, "trainable"),
+    ],
+)
+def test_a_reference_is_counted_where_there_is_one(
+    kl: dict[str, float], adapter: dict[str, Any], size: str
+) -> None:
+    model = {"dtype": "float32"}
+    config = Config.model_validate({"algo": {"kl": kl}, "adapter": adapter, "model": model})
+    found = plan(config, bundled_model())
+    wanted = 4 * getattr(found, size) if size else None
+    assert found.update.get("reference") == wanted
 
 
 def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> None:
