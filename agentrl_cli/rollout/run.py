@@ -77,7 +77,8 @@ class Rollout:
             run=run,
             recorder=Recorder() if store is None else StoreRecorder(store, make_observers(config)),
         )
-        self._labelled = False
+        self._labelled: set[str | None] = set()
+        """Runs whose missing isolation is reported; copies of this rollout share it."""
         self._committing: asyncio.TimerHandle | None = None
         self.slots: asyncio.Semaphore | None = None
         """Slots that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
@@ -177,14 +178,12 @@ class Rollout:
     def _label(self) -> None:
         """Report once, among a run's events and alerts, that its code is not isolated."""
         sandbox, store, run = self.context.sandbox, self.context.store, self.context.run
-        if self._labelled or sandbox is None or not sandbox.warning or store is None:
+        name = run.id if run else None
+        if name in self._labelled or sandbox is None or not sandbox.warning or store is None:
             return
-        self._labelled = True
-        store.journal.add_event(
-            run.id if run else None,
-            "no_isolation",
-            {"level": sandbox.level, "text": sandbox.warning},
-        )
+        self._labelled.add(name)
+        report = {"level": sandbox.level, "text": sandbox.warning}
+        store.journal.add_event(name, "no_isolation", report)
         self._alert("no_isolation", sandbox.warning)
 
     def _alert(self, name: str, text: str) -> None:

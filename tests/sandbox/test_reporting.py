@@ -81,6 +81,7 @@ def fill(path: Path, config: Config) -> str:
                 )
                 more: dict[str, Any] = {"sandbox": sandbox, "store": store, "run": row}
                 rollout = Rollout(policy, Chat(tokenizer), {"made": PACK}, config, **more)
+                await rollout.with_(temperature=0.0).run([])  # as an evaluation of the same run
                 await rollout.run([])
                 return (await rollout.run([Job(PACK.tasks("train")[0], 0, run_id=row.id)]))[0].id
 
