@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from agentrl_cli.errors import describe_error
 from agentrl_cli.evaluate.pack_check import EMPTY, Problem, byte_chat, play_texts
+from agentrl_cli.rollout.flags import short
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Outcome, Task
@@ -58,7 +60,7 @@ class Weakness:
     detail: str = ""
 
     def __str__(self) -> str:
-        said = f"`{_cut(self.answer, 60)}`"
+        said = f"`{short(self.answer, 60)}`"
         where = f"at {self.worked} of {self.tried} tasks"
         return {
             "accepted": f"{self.attack} counts as solved {where}: {said}.{self.detail}",
@@ -114,18 +116,12 @@ async def own_answer(pack: Pack, sandbox: Sandbox | None, tasks: Sequence[Task])
     for text in (form.format(answer) for form in FORMS):
         episode = await play_texts(pack, task, byte_chat(task), [text], sandbox)
         if episode.outcome is Outcome.SOLVED:
-            return f"`{_cut(text, 60)}` solves {task.id}"
+            return f"`{short(text, 60)}` solves {task.id}"
         if not episode.graded:
-            return f"the answer of {task.id} could not be graded: {_cut(episode.error or '', 200)}"
+            return f"the answer of {task.id} could not be graded: {short(episode.error or '', 200)}"
         detail = next((part.detail for part in episode.reward_parts if part.primary), "")
-        details.append(f": {_cut(detail, 200)}".removesuffix(": "))
-    return f"{task.id} is unsolved by its own answer, `{_cut(str(answer), 60)}`{details[0]}"
-
-
-def _cut(text: str, most: int) -> str:
-    """Return a text on one line, cut after `most` characters."""
-    line = " ".join(text.split())
-    return f"{line[:most]}{'…' * (len(line) > most)}"
+        details.append(f": {short(detail, 200)}".removesuffix(": "))
+    return f"{task.id} is unsolved by its own answer, `{short(str(answer), 60)}`{details[0]}"
 
 
 async def attack_graders(
@@ -135,7 +131,10 @@ async def attack_graders(
     targets: list[Target] = []
     found: list[Weakness] = []
     for task in _spread(tasks):
-        turns = pack.solution(task) if pack.solver else []
+        try:
+            turns = pack.solution(task) if pack.solver else []
+        except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
+            return [Problem(task.id, f"solve(row) raised {describe_error(error)}")]
         chat = byte_chat(task)
         said = [
             chat.assistant_text(one, pack.schemas) for one in turns if one["role"] == "assistant"
@@ -181,7 +180,7 @@ def attacks(pack: Pack, target: Target, targets: Sequence[Target]) -> Iterator[A
     calls = [_call(tool, arguments) for tool in pack.tools for arguments in tool.examples[:1]]
     if calls:
         yield Attack("calls without an answer", (*calls * 3, EMPTY))
-    if target.texts and len(target.texts) > 1 and _has_answer(target):
+    if len(target.texts) > 1 and _reshape(target, "") is not None:
         yield Attack("the tool's output without an answer", (*target.texts[:-1], EMPTY))
         yield Attack(
             "a wrong answer after the right calls", (*target.texts[:-1], FORMATS.format("-987654"))
@@ -266,15 +265,6 @@ def _plain(text: str) -> str:
 
 def _inner(found: re.Match[str]) -> str:
     return next((group for group in found.groups() if group is not None), "")
-
-
-def _has_answer(target: Target) -> bool:
-    return any(
-        isinstance(value := target.task.data.get(name), (str, int, float))
-        and str(value).strip()
-        and str(value) in target.texts[-1]
-        for name in ANSWERS
-    )
 
 
 def _reshape(target: Target, word: str) -> str | None:

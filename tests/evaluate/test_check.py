@@ -11,6 +11,7 @@ import pytest
 
 from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy
 from agentrl_cli.evaluate.abilities import ABILITIES, Found, measure, verdict
+from agentrl_cli.evaluate.grader_attacks import attack_graders
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.policies.load import Loaded
@@ -147,6 +148,14 @@ def test_the_command_groups_what_is_the_same(pack: Path, cli: Cli) -> None:
 
 
 # --- attacks on graders ---
+
+
+async def test_a_solver_that_raises_is_a_problem_of_the_attacks_too(pack: Path) -> None:
+    code = (pack / "task.py").read_text()
+    (pack / "task.py").write_text(code + "\n\ndef solve(row):\n    raise KeyError('answer')\n")
+    own = load_pack(pack)
+    (found,) = await attack_graders(own, None, own.tasks("train"))
+    assert "solve(row) raised" in found.text and "answer" in found.text
 
 
 WORDS = {
