@@ -230,8 +230,7 @@ class StoreFile:
 
     def select_one(self, sql: str, params: Params = ()) -> tuple[Any, ...] | None:
         """Return the first row of a query, None if absent."""
-        rows = self.select(sql, params)
-        return rows[0] if rows else None
+        return next(iter(self.select(sql, params)), None)
 
     def select_dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """Return all rows of a query by column name."""

@@ -156,7 +156,8 @@ def _usage(error: Exception) -> Exception:
     """Return a UsageError for a mistake in the SQL; the error itself if the file is at fault."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     text = str(error)
-    if code == sqlite3.SQLITE_AUTH or "authorized" in text or "prohibited" in text:
+    refused = code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY)
+    if refused or "authorized" in text or "prohibited" in text:
         return UsageError(
             "--sql only reads: SELECT, WITH, and PRAGMAs that read.",
             hint="`agentrl db` changes a store.",
@@ -166,8 +167,6 @@ def _usage(error: Exception) -> Exception:
             "The query took too long and was stopped.",
             hint="Add a LIMIT, or give a longer --timeout.",
         )
-    if code == sqlite3.SQLITE_READONLY:
-        return UsageError("--sql only reads.")
     if code in _FILE_AT_FAULT:
         return error
     hint = "`agentrl ls --schema` prints the tables and their columns."
