@@ -15,19 +15,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli._version import __version__
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed
 from agentrl_cli.evaluate.result import Attempt, EvalResult
-from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.policies.load import Loaded
 
 HELDOUT = "heldout"
 """The split of families that are not in training."""
@@ -37,19 +38,6 @@ Made = dict[tuple[str, int], Attempt]
 
 OnDone = Callable[[Attempt], None]
 """Called with each attempt: first the stored ones, then others as they finish."""
-
-
-class Candidate(Protocol):
-    """A policy to evaluate, for example a loaded model."""
-
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def chat(self) -> Chat: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> Path | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +156,7 @@ async def _attempt(rollout: Rollout, jobs: Sequence[Job], made: Made, on_done: O
 
 
 async def evaluate(
-    loaded: Candidate,
+    loaded: Loaded,
     rollout: Rollout,
     *,
     tasks: Sequence[Task] | None = None,
@@ -213,7 +201,7 @@ async def evaluate(
 
 
 def fingerprint(
-    loaded: Candidate,
+    loaded: Loaded,
     packs: Mapping[str, Pack],
     config: Config,
     tasks: Iterable[Task],
@@ -277,7 +265,7 @@ def _keep(store: Store | None, result: EvalResult) -> None:
 
 def _open_run(
     store: Store,
-    loaded: Candidate,
+    loaded: Loaded,
     packs: Mapping[str, Pack],
     config: Config,
     tasks: Sequence[Task],

@@ -28,6 +28,7 @@ from agentrl_cli.evaluate import (
     wilson,
 )
 from agentrl_cli.evaluate.stats import effective_trials
+from agentrl_cli.policies.load import Loaded
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
@@ -313,7 +314,8 @@ async def run_evaluation(
     candidate: Scripted, packs: dict[str, Pack], config: Config, store: Store, **given: Any
 ) -> EvalResult:
     rollout = Rollout(candidate.policy, candidate.chat, packs, config, store=store)
-    return await evaluate(candidate, rollout, **given)
+    loaded = Loaded(candidate.policy, candidate.chat, None, candidate.name, candidate.folder)
+    return await evaluate(loaded, rollout, **given)
 
 
 def quiet(**eval_: object) -> Config:
