@@ -11,6 +11,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.hooks import HookList, load_hooks
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
+from agentrl_cli.rollout.recorder import make_observers
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, check_weights, load_packs
 from agentrl_cli.tasks.texts import read_parts, with_parts
@@ -47,8 +48,7 @@ async def open_parts(
     found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
     named = load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks
-    offered = (resolve("watchers", {}, name)(config) for name in offers("watchers"))
-    hook_list = HookList([*named, *(one for one in offered if one is not None), *hooks])
+    hook_list = HookList([*named, *make_observers(config, "watchers"), *hooks])
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None
         if any(pack.sandbox for pack in found.values()):

@@ -23,7 +23,7 @@ from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.run import Rollout
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Message, Outcome, ToolSchema
+from agentrl_cli.types import Message, Outcome, ToolSchema
 
 TEXT, THOUGHT, ANSWER = "Let me look.", "I need the tool.", "Done."
 SHOWN = 40
@@ -86,7 +86,15 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
         )
         episode = await rollout.episode(Job(pack.tasks("train")[0], 0, kind="train"))
         if rollout.drift.get(episode.id) == "structural":
-            found.append(_describe_drift(what, episode, chat, pack.schemas))
+            drifts = check_episode(episode, chat, pack.schemas)
+            lost = next((drift for drift in drifts if drift.kind == "structural"), None)
+            # None: it was seen at a turn's boundary alone.
+            sides = (
+                (lost.expected[:SHOWN], lost.got[:SHOWN])
+                if lost
+                else ("something else", episode.error)
+            )
+            found.append(Finding(what, *sides))
         elif episode.outcome is Outcome.ENV_ERROR:
             found.append(Finding(what, "", episode.error))
     return tuple(found)
@@ -100,17 +108,6 @@ def _unread(chat: Chat) -> Iterator[Finding]:
         shared = set(other.markers) & set(chat.parser.markers)
         if not shared and not reads(chat.parser, other.example("probe", {"x": MARK})):
             yield Finding(f"calls in the syntax of {other.name}", "", "", other.name)
-
-
-def _describe_drift(
-    what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema]
-) -> Finding:
-    lost = next(
-        (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
-    )
-    if lost is None:  # seen at a turn's boundary alone
-        return Finding(what, "something else", episode.error)
-    return Finding(what, lost.expected[:SHOWN], lost.got[:SHOWN])
 
 
 def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[str]]]:

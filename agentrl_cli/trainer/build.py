@@ -59,20 +59,21 @@ def build_trainer(
     store, packs, hooks = opened.store, dict(opened.packs), opened.hooks
     assert store is not None
     run, settings = store.runs.add_folder(run), TrainerSettings.of(config)
-    split = validation(settings, packs, find_tasks(config.task, packs, store), store, run, narrate)
+    found = find_tasks(config.task, packs, store)
+    tasks, held = validation(settings, packs, found, store, run, narrate)
     torch.manual_seed(config.seed)
-    reporter = Reporter(settings, store, run, narrate, [*split.train, *split.tasks])
+    reporter = Reporter(settings, store, run, narrate, [*tasks, *held])
     if maker is not None:
         learner = maker(loaded, Path(run.dir), hooks, partial(reporter.log, "warn"))
     else:
-        teacher = find_teacher(settings, loaded, split.train, store, base)
+        teacher = find_teacher(settings, loaded, tasks, store, base)
         learner = _make_learner(config, loaded, hooks, team, teacher)
     shaping = Shaping(config.algo, config.rollout.max_tokens)
     rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, shaping]))
     if config.rollout.async_staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-    collector = Collector(settings, run, split.train, store, rollout, vocabulary, narrate)
+    collector = Collector(settings, run, tasks, store, rollout, vocabulary, narrate)
     parts = (settings, run, loaded, policy, packs, store, hooks, learner, rollout, collector)
     keep = partial(keep_settings, run, config, store)
     checkpoints = Checkpoints(config.train, store, run, loaded, learner, narrate)
@@ -84,7 +85,7 @@ def build_trainer(
         checkpoints,
         Controls(config.train, run.id, store, narrate, learner.compute.fault, keep),
         Healer(config.train, run, store, checkpoints, keep),
-        *(split.tasks, narrate, base, on_step, accept_changes),
+        *(held, narrate, base, on_step, accept_changes),
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import UsageError, pluralise
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.reports.reference import EVENT as REFERENCE
 from agentrl_cli.reports.reference import read_reference
@@ -136,12 +136,12 @@ class Inputs:
         now = [row[:DIGITS] for row in self.rows]
         if changed:
             ids = [task for task, name in zip(self.tasks, now, strict=True) if name in changed]
-            yield f"{_rows(len(ids))} of the same id with another content ({_list(ids)})"
+            yield f"{pluralise(len(ids), 'row')} of the same id with another content ({_list(ids)})"
         missing, new = set(before) - set(now), set(now) - set(before)
         if missing:
-            yield f"{_rows(len(missing))} fewer"
+            yield f"{pluralise(len(missing), 'row')} fewer"
         if new:
-            yield f"{_rows(len(new))} more"
+            yield f"{pluralise(len(new), 'row')} more"
         moved = [n for n in before if n not in missing] != [n for n in now if n not in new]
         if moved:
             yield "the rows are in another order"
@@ -218,10 +218,6 @@ def _hash_file(path: Path) -> str | None:
     except (OSError, ValueError):  # an agent's command may hold any text: too long, with a NUL
         return None
     return made.hexdigest()
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" + "s" * (count != 1)
 
 
 def _list(names: Sequence[str]) -> str:

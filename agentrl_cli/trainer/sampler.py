@@ -224,9 +224,8 @@ class Collector:
         """Return the stored attempts of jobs of a step; other attempts in their places are retired."""
         found, others = load_finished(self.store, jobs)
         for episode in found.values():
-            kinds = [drift.kind for drift in self.store.marks.drift(episode.id)]
-            if kinds:
-                self.rollout.drift[episode.id] = max(kinds, key=KINDS.index)
+            if rows := self.store.marks.drift(episode.id):
+                self.rollout.drift[episode.id] = max((row.kind for row in rows), key=KINDS.index)
         for name, ids in others.items():
             self.store.marks.retire(self.run.id, name, ids, Fact.SKIPPED_CUT)
             self.store.marks.retire(self.run.id, name + SUFFIX)

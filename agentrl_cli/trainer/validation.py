@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.evaluate import pick_tasks, spread
@@ -21,14 +20,6 @@ SHARE = 10
 """One in this many training tasks is held out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The training tasks that remain, and the tasks of an evaluation during training; empty until one is due."""
-
-    train: list[Task]
-    tasks: list[Task]
-
-
 def validation(
     config: TrainerSettings,
     packs: Mapping[str, Pack],
@@ -36,8 +27,11 @@ def validation(
     store: Store,
     run: RunRow,
     narrate: Callable[[str], None],
-) -> Validation:
-    """Return the split `train.eval.split`; for a pack without it, a seeded tenth of its training tasks, held out."""
+) -> tuple[list[Task], list[Task]]:
+    """Return the training tasks that remain, and those of an evaluation during training; empty until one is due.
+
+    Those are the split `train.eval.split`; of a pack without it, a seeded tenth of its training tasks, held out.
+    """
     kept: list[str] = (store.journal.newest_event(run.id, HELD_OUT) or {}).get("tasks", [])
     if not kept and run.step == 0 and config.train.eval.every:
         kept = _draw(config, packs, train)
@@ -53,9 +47,8 @@ def validation(
     tasks += [task for task in train if task.id in held]
     if not tasks and config.train.eval.every:
         tasks = fallback(config, packs, narrate)
-    return Validation(
-        [task for task in train if task.id not in held], spread(tasks, config.train.eval.tasks)
-    )
+    left = [task for task in train if task.id not in held]
+    return left, spread(tasks, config.train.eval.tasks)
 
 
 def fallback(
