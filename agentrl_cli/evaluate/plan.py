@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, UsageError
-from agentrl_cli.evaluate.run import HELDOUT, Settings, pick_tasks
+from agentrl_cli.evaluate.run import HELDOUT, Settings, has_split, pick_tasks
 from agentrl_cli.models.load import model_folder
 from agentrl_cli.store import Store
 from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
@@ -79,7 +79,7 @@ def make_plan(
     Raises ConfigError without tasks, UsageError, NotFound.
     """
     packs = load_packs(config.task.packs, base=base, agent=config.task.agent)
-    held_out = any((pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values())
+    held_out = any(has_split(pack, HELDOUT) for pack in packs.values())
     names = list(splits) or [config.eval.split, *([HELDOUT] if held_out else [])]
     limits = [config.eval.limit, None if whole_split else config.task.limit]
     limit = min((number for number in limits if number is not None), default=None)

@@ -69,8 +69,7 @@ def pick_tasks(
     """
     by_split = {}
     for split in splits:
-        file = f"data/{split}.jsonl"
-        having = [pack for pack in packs.values() if (pack.dir / file).is_file()]
+        having = [pack for pack in packs.values() if has_split(pack, split)]
         by_split[split] = [t for pack in having or packs.values() for t in pack.tasks(split)]
     if families is not None:
         known = sorted({task.family for tasks in by_split.values() for task in tasks})
@@ -81,6 +80,11 @@ def pick_tasks(
             s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()
         }
     return [task for tasks in by_split.values() for task in spread(tasks, limit)]
+
+
+def has_split(pack: Pack, split: str) -> bool:
+    """Whether a pack has rows for a split, or a variant of this name; an environment's rows are of no family."""
+    return split in (*pack.splits(), *pack.variants) and (split != HELDOUT or pack.rows is None)
 
 
 def spread(tasks: Sequence[Task], limit: int | None) -> list[Task]:

@@ -27,6 +27,7 @@ from agentrl_cli.evaluate import (
     spread,
     wilson,
 )
+from agentrl_cli.evaluate.plan import Request, make_plan
 from agentrl_cli.evaluate.stats import effective_trials
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.rollout import Rollout
@@ -499,6 +500,22 @@ async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], tmp_p
         Rollout(Scripted(right()).policy, CHAT, packs, quiet()), tasks, 1, 0, run_id=None, step=None
     )
     assert (bare.name, bare.pass_rate) == ("scripted", 0.5)
+
+
+def test_a_split_is_of_every_pack_that_has_it_wherever_its_rows_lie(
+    packs: dict[str, Pack], tmp_path: Path
+) -> None:
+    folder = tmp_path / "named"
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK_PY)
+    rows = "data: {test: ../words/data/test.jsonl, heldout: ../words/data/heldout.jsonl}\n"
+    (folder / "task.yaml").write_text(TASK_YAML.replace("name: words", "name: named") + rows)
+    packs["named"] = load_pack(folder)
+    wanted = [f"{name}/t{n}" for name in packs for n in range(4)]
+    assert [task.id for task in pick_tasks(packs, ["test"])] == wanted
+    config = Config.model_validate({"task": {"packs": [str(folder)]}})
+    plan = make_plan(config, tmp_path, tmp_path / "runs" / "agentrl.db", Request())
+    assert [task.id for task in plan.tasks] == [*wanted[4:], "named/h0"]
 
 
 def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
