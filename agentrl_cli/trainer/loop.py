@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -232,8 +232,10 @@ class Trainer:
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
         tasks = pluralise(len(self.eval_tasks), "task")
+        # Held-out training tasks count with the split of the packs that have one: the rate is of all of them.
+        alike = [replace(task, split=self.eval_tasks[0].split) for task in self.eval_tasks]
         with self.controls.announce(f"evaluation of {tasks}"):
-            given = (probe, self.eval_tasks, config.train.eval.samples, config.seed)
+            given = (probe, alike, config.train.eval.samples, config.seed)
             result = await evaluate_policy(*given, run_id=self.run.id, step=self.step)
         self._note_rate(result.pass_rate)
         shown = "nothing could be graded" if result.pass_rate is None else f"{result.pass_rate:.3f}"

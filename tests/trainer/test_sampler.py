@@ -351,6 +351,23 @@ async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_
         assert [c.kind for c in trainer.store.runs.checkpoints(run.id)] == ["best", "last"]
 
 
+async def test_packs_with_that_split_and_without_are_one_evaluation(
+    tmp_path: Path, model: Path
+) -> None:
+    write_pack(tmp_path / "a")
+    rows = [json.dumps({"id": f"v{n}", "family": "even", "prompt": f"Try {n}."}) for n in range(2)]
+    (tmp_path / "a" / "data" / "validation.jsonl").write_text("\n".join(rows))
+    other = write_pack(tmp_path / "b", rows=30)
+    named = (other / "task.yaml").read_text().replace("name: bandit", "name: other")
+    (other / "task.yaml").write_text(named)
+    packs = {"packs": [".", str(other)]}
+    async with trainer_of(tmp_path / "a", model, task=packs, train=EVERY) as trainer:
+        run = await trainer.train()
+        assert len(trainer.eval_tasks) == 2 + 3
+        found = [(row.split, row.n_tasks) for row in trainer.store.runs.evals(run.id)]
+        assert found == [("validation", 5)] * 2
+
+
 async def test_without_that_split_a_seeded_tenth_of_training_is_held_out_and_stays_so(
     tmp_path: Path, model: Path
 ) -> None:
