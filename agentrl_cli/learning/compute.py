@@ -59,8 +59,10 @@ class StepSpec:
     loss: LossConfig
     totals: Totals
     """The normalisers of the whole mini-batch."""
-    value_rate: float = 1.0
+    value_rate: float
     """Factor on the value head's learning rate."""
+    max_norm: float
+    """`train.max_grad_norm` now: a control may change it, and other ranks have settings of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +234,12 @@ class Compute:
             for name, value in more.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         loss = self._add_up(metrics.get("loss", 0.0))
-        norm = float(self._clip())
+        norm = float(self._clip(spec.max_norm))
         applied = math.isfinite(norm) and math.isfinite(loss)
         if applied:
             self.optimizer.step()
             if self.critic is not None:
-                self.critic.step(spec.value_rate, self.config.train.max_grad_norm)
+                self.critic.step(spec.value_rate, spec.max_norm)
         self._forget()
         return StepResult(metrics, tokens, norm, applied)
 
@@ -275,9 +277,9 @@ class Compute:
         """Let gradients and loss be those of all ranks; here there is one."""
         return loss
 
-    def _clip(self) -> Tensor:
-        """Scale the gradient down to `train.max_grad_norm`. Returns its norm before."""
-        return nn.utils.clip_grad_norm_(self.trained, self.config.train.max_grad_norm)
+    def _clip(self, max_norm: float) -> Tensor:
+        """Scale the gradient down to a norm. Returns its norm before."""
+        return nn.utils.clip_grad_norm_(self.trained, max_norm)
 
     def _rest(self) -> None:
         if self.aside:

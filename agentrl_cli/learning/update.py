@@ -233,12 +233,13 @@ class Learner:
                     None if sizes is None else [sizes[n] for n in numbers],
                 )
             )
-        loss = self.coefficients.apply(self.loss_config)
-        done = self.compute.step(batches, StepSpec(loss, totals, lr / self.config.train.lr))
+        loss, train = self.coefficients.apply(self.loss_config), self.config.train
+        spec = StepSpec(loss, totals, lr / train.lr, train.max_grad_norm)
+        done = self.compute.step(batches, spec)
         table.record(rows, done.tokens)
         if done.applied:
             return {**done.metrics, "grad_norm": done.norm}
-        if "nan" in self.config.train.stop_on.alerts and not self.config.train.heal:
+        if "nan" in train.stop_on.alerts and not train.heal:
             raise TrainingStopped(
                 f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
                 hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",

@@ -155,7 +155,9 @@ def test_gradients_are_clipped_to_the_norm(start: Any) -> None:
     moved = []
     for norm in (1e9, 1e-3):
         model = copy.deepcopy(start)
-        learner: Any = Learner(model, config(train={"max_grad_norm": norm}))
+        compute = Compute(model, LearnerSettings.of(config()))  # with another norm, as another rank
+        settings = config(train={"max_grad_norm": norm})
+        learner: Any = Learner(model, settings, compute=compute)
         learner.compute.optimizer = torch.optim.SGD(model.parameters())
         metrics = learner.update(episodes(start, SPREAD), 0).metrics
         change = [

@@ -138,8 +138,8 @@ class Sharded(Replica):
         """Sum those of the value head: FSDP has summed the model's."""
         super()._sum_gradients(self._head())
 
-    def _clip(self) -> Tensor:
-        return _full(super()._clip())
+    def _clip(self, max_norm: float) -> Tensor:
+        return _full(super()._clip(max_norm))
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
