@@ -12,7 +12,7 @@ import numpy as np
 from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks
 from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import Episode, Origin, ToolCall, ToolResult, Turn
-from agentrl_cli.types.content import digest, media_type
+from agentrl_cli.types.content import HASH, digest, media_type
 
 EPISODE_COLUMNS = tuple(
     name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note")
@@ -100,6 +100,13 @@ DROP_RESULTS = (
     f"UPDATE tool_calls SET {','.join(f'{column}=NULL' for column in RESULT)}"
     " WHERE episode_id=? AND result_turn=?"
 )
+DROP_IMAGES = (
+    "DELETE FROM attachments WHERE hash NOT IN"
+    " (SELECT value FROM tool_calls, json_each(tool_calls.images) WHERE images IS NOT NULL"
+    " UNION SELECT value FROM turns, json_each(turns.images) WHERE images IS NOT NULL"
+    f" UNION SELECT substr(atom, {len(HASH) + 1}) FROM tasks, json_tree(prompt) WHERE atom LIKE '{HASH}%')"
+)
+"""Deletes the images that no turn, result or task refers to."""
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
 PUT_DRIFT = (
     "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"

@@ -19,6 +19,7 @@ from agentrl_cli.errors import UsageError, suggest, writing
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.codec import SIGNALS, marks
 from agentrl_cli.store.connection import connect
+from agentrl_cli.store.episode_sql import DROP_IMAGES
 from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.holder import Holder
@@ -196,7 +197,9 @@ def prune(store: Store, episode_ids: Collection[str], what: str = "numbers") -> 
     if what not in WHAT:
         raise UsageError(f"Unknown --what {what!r}.", hint=f"There are: {', '.join(WHAT)}.")
     if what == "episodes":
-        return sum(store.episodes.delete(part) for part in batches(episode_ids))
+        count = sum(store.episodes.delete(part) for part in batches(episode_ids))
+        store.write(DROP_IMAGES, ())
+        return count
     for part in batches(episode_ids, 200):  # short transactions: a training may be writing
         with store.transaction() as conn:
             if what == "half":

@@ -21,13 +21,12 @@ from typing import Any
 from agentrl_cli.errors import ConfigError, NotFound, StoreError, UsageError
 from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
 from agentrl_cli.store.connection import connect
-from agentrl_cli.store.episode_sql import NAME_TOKENIZER
+from agentrl_cli.store.episode_sql import DROP_IMAGES, NAME_TOKENIZER
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.holder import STALE, Holder
 from agentrl_cli.store.places import absolute, new_folder, to_stored
 from agentrl_cli.store.rows import CheckpointRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import new_id
-from agentrl_cli.types.content import HASH
 
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
@@ -149,12 +148,7 @@ class Runs(Part):
                 ]
             )
             conn.execute("DELETE FROM runs WHERE id=?", (run_id,))
-            conn.execute(
-                "DELETE FROM attachments WHERE hash NOT IN"
-                " (SELECT value FROM tool_calls, json_each(tool_calls.images) WHERE images IS NOT NULL"
-                " UNION SELECT value FROM turns, json_each(turns.images) WHERE images IS NOT NULL"
-                f" UNION SELECT substr(atom, {len(HASH) + 1}) FROM tasks, json_tree(prompt) WHERE atom LIKE '{HASH}%')"
-            )
+            conn.execute(DROP_IMAGES)
         return count
 
     def add_step(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:

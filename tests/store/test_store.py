@@ -608,6 +608,9 @@ def test_queued_writes_reach_other_readers_by_themselves(store: Store) -> None:
 def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     episodes = [random_episode(rng, group_id="g", sample=n) for n in range(6)]
+    seen, *rest = episodes[1].turns
+    pictured = replace(seen, images=(b"\x89PNG\r\n\x1a\n",))
+    episodes[1] = episodes[1].with_(turns=(pictured, *rest))
     for n, episode in enumerate(episodes):
         store.episodes.finish(
             episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),))
@@ -632,8 +635,10 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
         and (bare.top_ids == -1).all()
     )
     assert same(store.episodes.get(kept.id).tokens, kept.tokens)
+    assert store.select("SELECT count(*) FROM attachments") == [(1,)]
     prune(store, spared, "episodes")
     assert len(store.episodes.ids()) == 2
+    assert store.select("SELECT count(*) FROM attachments") == [(0,)], "with their images"
     before, after = vacuum(Path(store.path))
     assert after <= before and status(Path(store.path), check=True).check == "ok"
     with Store.open(copy, readonly=True) as other:
