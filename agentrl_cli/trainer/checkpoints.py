@@ -71,9 +71,7 @@ class Checkpoints:
         with waiting(f"the disk, for the checkpoint {folder}"):
             state = {"step": step, "best": best, **self.learner.state()}
             save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
-        with self.store.transaction():
-            self._add(kind, folder, step, best)
-            also()
+        self._add(kind, folder, step, best, also)
         return folder
 
     def forget_old(self, besides: str = "") -> None:
@@ -124,10 +122,18 @@ class Checkpoints:
     def _list(self) -> list[CheckpointRow]:
         return self.store.runs.checkpoints(self.run_id)
 
-    def _add(self, kind: str, folder: Path, step: int, best: float | None) -> None:
+    def _add(
+        self,
+        kind: str,
+        folder: Path,
+        step: int,
+        best: float | None,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
         with self.store.transaction():
             self.store.runs.add_checkpoint(self.run_id, step, folder, {"best": best}, kind)
             self.store.journal.add_event(self.run_id, "checkpoint", {"kind": kind, "step": step})
+            also()
 
     def _load_learner(self, state: Mapping[str, Any], folder: Path) -> None:
         """Load optimizer, value head and coefficients. Raises DamagedCheckpoint if the state is another learner's."""

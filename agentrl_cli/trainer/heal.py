@@ -112,11 +112,10 @@ class Healer:
         change["back"] = back.step
 
         def record() -> None:
-            with self.store.transaction():
-                for group, *_ in self.store.stats.groups(self.run.id, step):
-                    self.store.marks.retire(self.run.id, group)  # sampled ahead, by what is left
-                self.store.journal.add_event(self.run.id, HEALED, change)
-                self.keep()
+            for group, *_ in self.store.stats.groups(self.run.id, step):
+                self.store.marks.retire(self.run.id, group)  # sampled ahead, by what is left
+            self.store.journal.add_event(self.run.id, HEALED, change)
+            self.keep()
 
         self.train.lr = lr
         self.checkpoints.save("step", step, best, record)

@@ -205,19 +205,18 @@ def _name(pack: str, task: str) -> str:
     return _hash(f"{pack}\0{task}")
 
 
-def _hash(content: str | bytes) -> str:
-    data = content.encode() if isinstance(content, str) else content
-    return hashlib.blake2b(data, digest_size=DIGITS // 2).hexdigest()
+def _hash(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=DIGITS // 2).hexdigest()
 
 
 def _hash_file(path: Path) -> str | None:
     """Return the hash of a file; None for a word that names none, or one that cannot be read."""
     try:
         with path.resolve().open("rb") as file:
-            made = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGITS // 2))
+            kind = functools.partial(hashlib.blake2b, digest_size=DIGITS // 2)
+            return hashlib.file_digest(file, kind).hexdigest()
     except (OSError, ValueError):  # an agent's command may hold any text: too long, with a NUL
         return None
-    return made.hexdigest()
 
 
 def _list(names: Sequence[str]) -> str:

@@ -224,8 +224,7 @@ class Trainer:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
         known = [row for row in self.store.runs.evals(self.run.id) if row.step == self.step]
         if known:  # killed since: perhaps before the step had it
-            self._note_rate(known[0].pass_rate)
-            await self._keep_if_best(known[0].pass_rate)
+            await self._take_rate(known[0].pass_rate)
             return None
         config = self.config
         self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
@@ -237,18 +236,16 @@ class Trainer:
         with self.controls.announce(f"evaluation of {tasks}"):
             given = (probe, alike, config.train.eval.samples, config.seed)
             result = await evaluate_policy(*given, run_id=self.run.id, step=self.step)
-        self._note_rate(result.pass_rate)
         shown = "nothing could be graded" if result.pass_rate is None else f"{result.pass_rate:.3f}"
         self.narrate(f"step {self.step}: evaluation {shown} on {tasks}")
         await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
-        await self._keep_if_best(result.pass_rate)
+        await self._take_rate(result.pass_rate)
         return result
 
-    def _note_rate(self, rate: float | None) -> None:
+    async def _take_rate(self, rate: float | None) -> None:
+        """Note an evaluation's rate with its step, and keep the weights if it is the best so far."""
         if rate is not None and self.step:
             self.store.runs.add_step(self.run.id, self.step, {"eval/solved": rate})
-
-    async def _keep_if_best(self, rate: float | None) -> None:
         if rate is not None and (self.best is None or rate > self.best):
             self.best = rate
             await self._save("best")

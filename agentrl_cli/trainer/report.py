@@ -161,11 +161,9 @@ class Reporter:
         self._steps: list[Mapping[str, float]] = []
         """Metrics of the steps so far; those before a resume are read from the store."""
         self._alerted: Counter[str] = Counter()
-        """How often each alert was raised."""
+        """How often each alert was raised, and what is reported once was seen."""
         self._ended: deque[float] = deque(maxlen=RECENT + 1)
         """When the last steps ended."""
-        self._once: set[str] = set()
-        """What is reported once a run, and was."""
         self._engine = ""
         self._waits = ""
         """The oldest thing that the run is reported to wait for; empty once it continues."""
@@ -191,12 +189,12 @@ class Reporter:
         line = f"step {report.step + 1}/{self.config.train.steps}  {report.line}"
         self.store.journal.add_log(self.run_id, "info", line)
         self.narrate(line + self._estimate_rest(report))
-        if report.metrics.get("drift/by_design") and self._first("rewritten"):
+        if report.metrics.get("drift/by_design") and self._count("a rewriting template") == 1:
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
             self.log("info", text)
         stop = self._alerts(report)
         self._errors(report.episodes)
-        if report.foreign and self._first("foreign"):
+        if report.foreign and self._count("calls of another parser") == 1:
             self.store.journal.add_log(self.run_id, "warn", report.foreign)
             self.narrate(f"warning: {report.foreign}")
         return stop
@@ -286,8 +284,7 @@ class Reporter:
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.words)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
-            self._alerted[alert.name] += 1
-            count = self._alerted[alert.name]
+            count = self._count(alert.name)
             if alert.name == stop:
                 self.narrate(f"stopping: {alert.name}. {alert.line}")
             elif count == 1:
@@ -326,11 +323,10 @@ class Reporter:
                 hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
             )
 
-    def _first(self, what: str) -> bool:
-        """True the first time that it is asked of something."""
-        fresh = what not in self._once
-        self._once.add(what)
-        return fresh
+    def _count(self, name: str) -> int:
+        """Return how often something was reported, this time included."""
+        self._alerted[name] += 1
+        return self._alerted[name]
 
     def log(self, level: str, text: str) -> None:
         self.narrate(text)  # first: the store may be what does not answer
