@@ -13,6 +13,7 @@ from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, finite
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.tasks import Pack
+from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import Episode, Message, RewardPart, Task
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def reward_context(
     said = [turn for turn in turns if turn.role == "assistant"]
     final = (said[-1].messages[0].get("content") or "") if said and said[-1].messages else ""
     world = getattr(env, "context", None)
+    world = world if isinstance(world, ToolContext) else None  # a user's Env may have any attribute
     session = world.session if world is not None and sandboxed else None
     state = world.state if world is not None else {}
     return RewardContext(task, final, session, state, decode=decode)

@@ -236,7 +236,7 @@ class Guess(Env):
     closed = 0
 
     async def reset(self, task):
-        self.tries = 0
+        self.tries, self.context = 0, "a name like one of ToolEnv's"
         return [{"role": "user", "content": "Guess a digit."}]
 
     async def step(self, turn):
