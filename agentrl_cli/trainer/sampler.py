@@ -259,12 +259,14 @@ def shuffled(collector: Collector, step: int) -> list[Pick]:
     """
     seed, count = collector.config.seed, len(collector.tasks)
     wanted = collector.config.rollout.prompts_per_step
-    first = []
-    for position in range(step * wanted, (step + 1) * wanted):
+    begin, end = step * wanted, (step + 1) * wanted
+    drawn: list[int] = []
+    for epoch in range(begin // count, (end - 1) // count + 1):
         order = list(range(count))
-        random.Random(seed_of(seed, "order", position // count)).shuffle(order)
-        first.append(order[position % count])
-    rest = [task for task in range(count) if task not in set(first)] or list(range(count))
+        random.Random(seed_of(seed, "order", epoch)).shuffle(order)
+        drawn += order
+    first = drawn[begin % count :][:wanted]
+    rest = sorted(set(range(count)).difference(first)) or list(range(count))
     random.Random(seed_of(seed, "more", step)).shuffle(rest)
     return [(task, "") for task in (*first, *rest)]
 
