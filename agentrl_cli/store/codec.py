@@ -89,11 +89,7 @@ def _damage_error(what: str, error: Exception) -> StoreError:
 
 def clean(text: str) -> str:
     """Return a text that SQLite accepts: lone surrogates become escapes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 def number(value: Any) -> Any:

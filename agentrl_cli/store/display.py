@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from agentrl_cli.types.content import digest, media_type
@@ -35,11 +36,8 @@ def image_line(data: bytes, size: str = "", folder: Path | None = None) -> str:
 def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:
     """Return texts of tokens; an image's placeholders after the first are a small square each."""
     out = list(texts)
-    start = 0
-    for at in range(1, len(out) + 1):
-        if at < len(out) and ids[at] == ids[start]:
-            continue
-        if at - start >= RUN and out[start].startswith("<|"):
-            out[start + 1 : at] = ["▪"] * (at - start - 1)
-        start = at
+    for _, run in groupby(range(len(out)), key=lambda at: ids[at]):
+        first, *others = run
+        if len(others) + 1 >= RUN and out[first].startswith("<|"):
+            out[first + 1 : first + 1 + len(others)] = ["▪"] * len(others)
     return out
