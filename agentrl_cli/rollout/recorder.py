@@ -95,11 +95,12 @@ def load_finished(
     found: dict[tuple[str | None, int], Episode] = {}
     others: dict[str, list[str]] = {}
     for run_id, step, kind in {(str(job.run_id), job.step or 0, job.kind) for job in jobs}:
-        for episode_id in store.episodes.find_finished(run_id, step, kind).values():
-            episode = store.episodes.get(episode_id)
-            job = wanted.get((episode.group_id, episode.sample))
-            if job is None:
+        for key, episode_id in store.episodes.find_finished(run_id, step, kind).items():
+            group, sample = key.split("/")[-2:]
+            job = wanted.get((group, int(sample)))
+            if job is None:  # of an earlier round: it is not read again
                 continue
+            episode = store.episodes.get(episode_id)
             if (job.task.id, job.seed) != (episode.task_id, episode.seed):
                 others.setdefault(str(job.group_id), []).append(episode_id)
             elif episode.outcome is not Outcome.CANCELLED:
