@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from agentrl_cli.store.runs import in_use
 
 RESTARTED = "restarted"
 """The event of a run; its data has the step at which the GPU failed."""
-FIXED = ("model", "adapter", "task", "seed", "deterministic")
-"""Settings that a resume cannot change, besides the sections of plugins that say so."""
+FIXED = ("model", "adapter", "task", "seed", "deterministic", "train.optimizer")
+"""Settings that a resume cannot change, besides the sections of plugins that say so. A checkpoint holds the optimizer
+with its options, which would override others."""
 
 
 @contextlib.contextmanager
@@ -57,7 +59,8 @@ def resumed_config(
     settings, sources = load_config((), sets, os.environ, flags, base=base, run=run.config)
     before, _ = load_config((), base=base, run=run.config)
     for key in (*FIXED, *fixed_sections()):
-        if getattr(before, key) != getattr(settings, key):
+        kept, given = (attrgetter(key)(config) for config in (before, settings))
+        if kept != given:
             raise ConfigError(
                 f"A run cannot be resumed with other settings under `{key}`.",
                 hint=f"Start a new run, or restore `{key}`.",

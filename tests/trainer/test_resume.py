@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.errors import PolicyError, device_fault
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, PolicyError, device_fault
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.trainer.resume import resumed_config
 from agentrl_cli.types import Outcome
 from tests.helpers.train import as_bytes, episodes_of, spawn, write_project
 
@@ -261,6 +263,15 @@ def test_a_finished_run_goes_on_to_more_steps(
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
     assert code == 0 and "stop was requested before the run stopped" in said, said
     assert ending(project)["weights"] == whole["weights"]
+
+
+def test_a_resume_keeps_the_optimizer_whose_state_it_loads(tmp_path: Path) -> None:
+    run = RunRow("r", "r", config=Config().model_dump(mode="json"))
+    settings, _ = resumed_config(run, tmp_path, ["train.lr=0.5"], {})
+    assert settings.train.lr == 0.5
+    for other in ("train.optimizer=muon", "train.optimizer.weight_decay=0.1"):
+        with pytest.raises(ConfigError, match=r"other settings under `train\.optimizer`"):
+            resumed_config(run, tmp_path, [other], {})
 
 
 # --- a GPU fault that ends the process ---
