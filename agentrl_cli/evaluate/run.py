@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +50,9 @@ class Settings:
     with_tools: bool = True
 
     @classmethod
-    def of(cls, config: Config, **changes: Any) -> Settings:
-        """Return the settings of a configuration, with the changes that are not None."""
-        own = cls(config.eval.k, config.eval.temperature, config.seed)
-        return replace(own, **{name: value for name, value in changes.items() if value is not None})
+    def of(cls, config: Config, *, with_tools: bool = True) -> Settings:
+        """Return the settings of a configuration."""
+        return cls(config.eval.k, config.eval.temperature, config.seed, with_tools)
 
 
 def pick_tasks(

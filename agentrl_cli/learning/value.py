@@ -64,7 +64,6 @@ class Critic:
             group["lr"] = self.settings.value_lr * factor
         nn.utils.clip_grad_norm_(self.head.parameters(), max_norm)
         self.optimizer.step()
-        self.forget()
 
     def forget(self) -> None:
         """Drop the gradient."""

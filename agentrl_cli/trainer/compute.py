@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,11 +48,10 @@ def find_learner(config: Config) -> LearnerMaker | None:
 
     Raises ConfigError or MissingDependency, before anything is opened, if it cannot train with them.
     """
-    for name in offers("learners"):
-        maker: LearnerMaker | None = resolve("learners", {}, name)(config)
-        if maker is not None:
-            return maker
-    return None
+    makers: Iterator[LearnerMaker | None] = (
+        resolve("learners", {}, name)(config) for name in offers("learners")
+    )
+    return next((maker for maker in makers if maker is not None), None)
 
 
 def make_compute(config: MemorySettings, loaded: Loaded) -> ModelCompute:
