@@ -132,8 +132,9 @@ class Trainer:
         """Steps until the last, or until something stops the run; between two of them controls are obeyed."""
         if self.config.train.eval.every and self.step == 0:
             await self.evaluate()  # of the base: the curve begins there, and `best` may be it
-        if self.config.train.heal and self.step == 0 and self.best is None:
-            await self._save("step")  # a fall before the first checkpoint goes back to the base
+        base = self.step == 0 and self.best is None
+        if self.config.train.heal and (base or not self.checkpoints.lead_back()):
+            await self._save("step")  # for a fall before the first one that is due
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)

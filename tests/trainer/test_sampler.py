@@ -423,6 +423,18 @@ async def test_a_run_that_heals_keeps_the_base_where_nothing_could_be_graded(
         assert kept == [("step", 0), ("last", 1)]
 
 
+async def test_a_run_that_heals_from_a_resume_on_keeps_where_it_began(
+    tmp_path: Path, model: Path
+) -> None:
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+    more = {"steps": 2, "heal": True}
+    async with trainer_of(tmp_path, model, run=run, train=more) as trainer:
+        await trainer.train()
+        kept = [(one.kind, one.step) for one in trainer.store.runs.checkpoints(run.id)]
+        assert kept == [("step", 1), ("last", 2)]
+
+
 async def test_the_run_says_what_the_best_checkpoint_is_chosen_on(
     tmp_path: Path, model: Path
 ) -> None:
