@@ -226,8 +226,11 @@ class Reporter:
         if lines:
             more = f" (and {len(lines) - 1} more: kill -USR1 {os.getpid()})" * (len(lines) > 1)
             text = f"waiting for {lines[0]}{more}"
-        self.log("warn" if lines else "info", text)
-        self.store.journal.add_event(self.run_id, WAITING, {"lines": [*lines[:SHOWN_WAITS]]})
+        try:
+            self.log("warn" if lines else "info", text)
+            self.store.journal.add_event(self.run_id, WAITING, {"lines": [*lines[:SHOWN_WAITS]]})
+        except StoreError as error:  # an earlier write's, which is for the run to end with
+            self.store.postpone(error)
 
     def stopped(self, step: int, error: TrainingStopped) -> None:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""

@@ -20,7 +20,7 @@ import pytest
 
 from agentrl_cli import Config, Episode, Pack, RewardPart, ScriptedPolicy, Task
 from agentrl_cli.envs.tool_env import Env, Step
-from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.errors import ConfigError, EnvError, NotFound, StoreError
 from agentrl_cli.evaluate import EvalResult
 from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
@@ -352,6 +352,11 @@ async def test_a_run_says_what_it_waits_for(part: str, tmp_path: Path, model: Pa
         assert lines[-1] == f"the training continues; it waited for {wanted}"
         trainer.reporter.waits([])  # SIGUSR1 while nothing is waited for
         assert lines[-1] == "the training continues"
+        # An earlier write that failed in the background is for the run, not for the thread that watches it.
+        trainer.store.postpone(StoreError("the disk is full"))
+        trainer.reporter.waits([])
+        with pytest.raises(StoreError, match="the disk is full"):
+            trainer.store.journal.add_log(run.id, "info", "the run's next line")
 
 
 # --- loggers ---
