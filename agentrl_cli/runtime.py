@@ -165,6 +165,7 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
     of their own.
     """
     from agentrl_cli.chat.audit import EVERY, Conversations
+    from agentrl_cli.evaluate.run import has_split
 
     found = list(packs)
     if any(
@@ -172,7 +173,8 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
         for pack in found
     ):
         return EVERY
-    prompts = (task.prompt for pack in found for task in pack.tasks(split))
+    having = [pack for pack in found if has_split(pack, split)] or found
+    prompts = (task.prompt for pack in having for task in pack.tasks(split))
     return Conversations(
         users=any(pack.interactions for pack in found),
         system=any(pack.system for pack in found)

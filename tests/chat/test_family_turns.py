@@ -257,6 +257,12 @@ def pack_of(**changes: Any) -> Pack:
     return replace(pack, **changes)
 
 
+def test_a_pack_without_the_training_split_adds_nothing_to_it(tmp_path: Path) -> None:
+    other = pack_of(rows=None, dir=tmp_path)
+    alone = conversations([pack_of()], "train")
+    assert conversations([pack_of(), other], "train") == alone
+
+
 def test_mistral_is_judged_by_the_conversations_of_the_pack() -> None:
     small, nemo = chat_of(mistral(True)), chat_of(mistral(False))
     plain, spoken = (
