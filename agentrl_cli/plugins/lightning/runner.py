@@ -186,7 +186,10 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
             raise
         finally:
             await self._call("on_rollout_end", rollout, spans)
-            agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
+            try:
+                agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
+            except Exception:  # noqa: BLE001 - as a hook's: without its end an attempt would run for ever
+                _LOG.exception("on_rollout_end of the agent failed; the rollout continues")
             await store.update_attempt(
                 rollout.rollout_id,
                 rollout.attempt.attempt_id,

@@ -353,8 +353,10 @@ def serving(store: LightningStore, host: str, port: int) -> Iterator[None]:
     thread.start()
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-        yield
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -79,7 +79,7 @@ class Trace:
     async def flush(self, store: Any) -> None:
         """Write new spans to the store, with their sequence ids."""
         self.look()
-        # Counted before the first await: the periodic writer and the end of the trace may flush at once.
+        # Counted before the first await: another flush may begin meanwhile.
         new = self.spans[self.written :]
         if store is None or not new or not self.rollout_id:
             return
@@ -127,14 +127,16 @@ class Tracer(ParallelWorkerBase):
         where = store if store is not None else self._store
         _TRACE.set(trace)  # kept after the end, for get_last_trace
         token = _ACTIVE.set(self)
-        writer = asyncio.create_task(_keep_writing(trace, where))
+        over = asyncio.Event()
+        writer = asyncio.create_task(_keep_writing(trace, where, over))
         try:
             yield self
         finally:
             _ACTIVE.reset(token)
-            writer.cancel()
+            over.set()
             await asyncio.wait({writer})
             await trace.flush(where)
+            await writer  # raises what a write has raised
 
     def get_last_trace(self) -> list[Span]:
         """Return the spans of the running or last trace."""
@@ -261,7 +263,11 @@ def clear_active_tracer() -> None:
     _ACTIVE.set(None)
 
 
-async def _keep_writing(trace: Trace, store: Any) -> None:
-    while True:
-        await asyncio.sleep(FLUSH)
+async def _keep_writing(trace: Trace, store: Any, over: asyncio.Event) -> None:
+    """Write new spans now and then until it is over. A write that has begun is never cut off: its spans count as
+    written.
+    """
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), FLUSH)
         await trace.flush(store)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import agentrl_cli.plugins.lightning as agl
+from agentrl_cli.plugins.lightning.store import serving
 from tests.helpers.processes import end_together
 from tests.plugins.lightning import scenario
 
@@ -232,3 +233,62 @@ def test_the_package_and_its_modules_under_the_name_before_0_1(
     assert old.Trainer is agl.Trainer and old.rollout is agl.rollout
     assert AgentOpsTracer is agl.AgentOpsTracer
     assert InMemoryLightningStore is agl.InMemoryLightningStore
+
+
+async def test_a_trace_that_ends_during_a_write_loses_no_span() -> None:
+    class Slow(agl.InMemoryLightningStore):  # as a store over HTTP is
+        asked = asyncio.Event()
+
+        async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
+            self.asked.set()
+            await asyncio.sleep(0.1)
+            return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+
+    store = Slow()
+    begun = await store.start_rollout({})
+    where = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
+    async with agl.OtelTracer().trace_context("t", store=store, **where):
+        agl.emit_message("one")
+        await store.asked.wait()
+    assert len(await store.query_spans(begun.rollout_id)) == 1
+
+
+async def test_a_trace_whose_spans_cannot_be_written_is_an_error() -> None:
+    class Lost(agl.InMemoryLightningStore):
+        asked = asyncio.Event()
+
+        async def add_many_spans(self, spans: Any) -> Any:
+            self.asked.set()
+            raise ConnectionError("no store answers")
+
+    store = Lost()
+    begun = await store.start_rollout({})
+    where = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
+    with pytest.raises(ConnectionError):
+        async with agl.OtelTracer().trace_context("t", store=store, **where):
+            agl.emit_message("one")
+            await store.asked.wait()
+
+
+async def test_an_attempt_ends_though_the_agents_own_callback_fails() -> None:
+    class Agent(agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            return 1.0
+
+        def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
+            raise OSError("the disk is full")
+
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](agl.OtelTracer())
+    with runner.run_context(agent=Agent(), store=store):
+        ended = await runner.step({}, resources={})
+    assert (ended.status, ended.reward) == ("succeeded", 1.0)
+
+
+def test_a_served_store_gives_its_port_back_after_an_error() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(LookupError), serving(agl.InMemoryLightningStore(), "127.0.0.1", port):
+        raise LookupError
+    with serving(agl.InMemoryLightningStore(), "127.0.0.1", port):
+        pass
