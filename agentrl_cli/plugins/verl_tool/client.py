@@ -73,11 +73,10 @@ class RemoteServer:
                         return model.model_validate_json(await response.read())
                     said = f"{response.status}: {error_message(await response.text())[:200].rstrip('.')}"
                     if response.status not in AGAIN:
-                        kind = ConfigError if response.status == 401 else EnvError
-                        raise kind(
-                            f"The tool server answered {said}.",
-                            hint="Set the token in AGENTRL_TOKEN.",
-                        )
+                        said = f"The tool server answered {said}."
+                        if response.status == 401:
+                            raise ConfigError(said, hint="Set the token in AGENTRL_TOKEN.")
+                        raise EnvError(said)
             except (ClientError, TimeoutError, OSError) as error:
                 said = str(error) or type(error).__name__
             except ValidationError as error:

@@ -199,7 +199,11 @@ class Trajectories:
             raise as_env_error(error) from error
         for number, entry in enumerate(self.journal.calls(task.id)):
             assert entry.result is not None
-            tool = live.env.tools[entry.name]
+            if (tool := live.env.tools.get(entry.name)) is None:
+                raise EnvError(
+                    f"The state of {task.id} could not be rebuilt: {entry.name} is not served any more.",
+                    hint="Start the server with the same packs.",
+                )
             if tool.external or tool.pure:
                 live.env.context.state.update(entry.result["state"])
                 continue
@@ -218,7 +222,7 @@ class Trajectories:
         if answer is None:
             try:
                 result = await live.env.call(_tool_call(entry.name, entry.arguments))
-            except (SandboxFault, asyncio.CancelledError):
+            except SandboxFault:
                 self.journal.forget(entry.number)
                 raise
             answer = _answer(result, live.env.context.state)

@@ -128,6 +128,42 @@ async def test_what_was_in_flight_runs_again_unless_it_is_external(tmp_path: Pat
         assert tally.ran == (0 if external else 1)
 
 
+async def test_a_call_that_a_shutdown_cuts_off_was_in_flight(tmp_path: Path) -> None:
+    for external in (False, True):
+        tally, again = Tally(external=external), Tally(external=external)
+        tally.hold.clear()
+        async with world(tmp_path / f"{external}.db", [tally.tool]) as first:
+            await first.open("t", {})
+            cut = asyncio.create_task(first.call(bump("a")))
+            while not ((live := first._live.get("t")) and live.running):
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        async with world(tmp_path / f"{external}.db", [again.tool]) as second:
+            if external:
+                with pytest.raises(EnvError, match="in flight"):
+                    await second.call(bump("a"))
+            else:
+                assert (await second.call(bump("a")))["result"]["text"] == "1"
+        assert again.ran == (0 if external else 1)
+
+
+async def test_a_restart_without_a_tool_that_was_called_is_an_env_error(tmp_path: Path) -> None:
+    @tool
+    def other() -> str:
+        """Do nothing."""
+        return ""
+
+    async with world(tmp_path / "j.db", [Tally().tool, other]) as first:
+        await first.open("t", {})
+        await first.call(bump("a", 5))
+    async with world(tmp_path / "j.db", [other]) as second:
+        for _ in range(2):
+            with pytest.raises(EnvError, match="bump is not served any more"):
+                await second.call(Call("t", "b", "other", {}))
+
+
 async def test_a_state_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None:
     def dice(ctx: ToolContext) -> str:
         """Roll."""
@@ -296,6 +332,10 @@ async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="401"):
             async with connect(address, token="wrong") as remote:
                 await remote.schemas()
+        with pytest.raises(EnvError, match="404") as refused:
+            async with connect(address, token="secret") as remote:
+                await remote.post("/v1/open", {"tools": ["bmup"]})
+        assert not refused.value.hint  # the token is right
         head = {"Authorization": "Bearer secret"}
         known = await (await session.get(f"{address}/health", headers=head)).json()
         assert known["tools"] == ["bump"]
