@@ -170,8 +170,12 @@ class WorkerPool:
         while True:
             worker = await self._free_worker(job)
             self._reserved.add(worker)
-            while worker.jobs and worker.ready:
-                await self._change()
+            try:
+                while worker.jobs and worker.ready:
+                    await self._change()
+            except asyncio.CancelledError:  # else no job would ever get this worker again
+                self._reserved.discard(worker)
+                raise
             if worker.ready:
                 return worker
             self._reserved.discard(worker)

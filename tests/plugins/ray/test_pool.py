@@ -279,6 +279,24 @@ async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path)
     assert first.outcome is Outcome.ENV_ERROR and Shared.deaths == [3, 3, 1]
 
 
+async def test_a_last_try_that_is_cancelled_leaves_its_worker_to_others(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        pool = pool_of([copy_of(await an_episode())], store)
+        await pool.open("v0")
+        try:
+            (worker,) = pool.workers
+            worker.jobs.append(Job(TASK, 1))  # which it waits for
+            waiting = asyncio.create_task(pool._idle_worker(Job(TASK, 0)))
+            while not pool._reserved:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            worker.jobs.clear()
+            assert await asyncio.wait_for(pool._free_worker(Job(TASK, 2)), 10) is worker
+        finally:
+            await pool.close()
+
+
 class Slow(ScriptedLink):
     """Loads the first weights only when `go` is set; remembers what it was sent."""
 
