@@ -1,6 +1,9 @@
 """Programs of agents in the sandbox: the model's server is reachable, and nothing else of this machine is."""
 
+import asyncio
+import contextlib
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ from agentrl_cli.agents.runners.jail import JailedRunner, unavailable
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.tasks.agent import read_agent
 from tests.agents.test_runners import pack_of, play
+from tests.helpers.processes import soon
 
 COMMAND = {"command": ["python", "agent.py"], "sandbox": True, "timeout": 600}
 jailed = pytest.mark.skipif(
@@ -110,8 +114,20 @@ async def test_every_way_a_program_in_the_sandbox_can_end(tmp_path: Path, name: 
     spec = {**COMMAND, "timeout": 2.0 if name == "hangs" else 600}
     if name == "missing":
         spec["command"] = ["nowhere"]
+    before = pipes()
     episode = await play(pack_of(tmp_path, code, spec))
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
+    async with asyncio.timeout(10):
+        await soon(lambda: pipes() <= before)  # also the one by which the jail reports its start
+
+
+def pipes() -> set[str]:
+    """The pipes that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {name for name in found if name.startswith("pipe:")}
 
 
 @pytest.mark.parametrize("sandbox", [{"backend": "docker"}, {"backend": "landlock", "min_level": "landlock"},

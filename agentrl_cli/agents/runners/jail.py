@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from agentrl_cli import paths
 from agentrl_cli.agents.emit import AgentCall
+from agentrl_cli.agents.runners.base import Ended
 from agentrl_cli.agents.runners.command import CommandRunner, command_of, environment, start_program
 from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
@@ -102,11 +103,18 @@ class JailedRunner(CommandRunner):
         self._ready = read
         return process
 
+    async def run(self, call: AgentCall) -> Ended:
+        """Return the program's exit status and reward. Raises SandboxFault."""
+        try:
+            return await super().run(call)
+        finally:  # also of a program that was stopped
+            ready, self._ready = self._ready, -1
+            if ready >= 0:
+                os.close(ready)
+
     def check(self) -> None:
         """Raise SandboxFault if the jail ended before the program began."""
-        stands = os.read(self._ready, 1)
-        os.close(self._ready)
-        if not stands:
+        if not os.read(self._ready, 1):
             raise SandboxFault(f"The agent's jail did not start: {self.stderr.strip()[-500:]}")
 
 
