@@ -43,7 +43,7 @@ def load_candidates(store: Store, name: str) -> Candidates:
     """Return the candidates of a run. Raises NotFound."""
     run = store.runs.get(name)
     found = Prompts(store).all(run.id)
-    plans = [event["data"] for event in store.journal.events(run.id) if event["kind"] == "optimize"]
+    plan = store.journal.newest_event(run.id, "optimize") or {}
     test = run.config.get("eval", {}).get("split", "test")
     episodes: dict[str, int] = {}
     spent: set[tuple[str, str]] = set()
@@ -57,10 +57,8 @@ def load_candidates(store: Store, name: str) -> Candidates:
         (row.scores.get("validation_episodes", 0), row.scores["validation"]) for row in scored
     ]
     best = max(scored, key=lambda row: row.scores["validation"]).id if scored else ""
-    budget = int(plans[-1]["budget"]) if plans else 0
-    return Candidates(
-        run, tuple(sort_by_parent(found)), best, episodes, len(spent), budget, tuple(sorted(points))
-    )
+    tree, budget = tuple(sort_by_parent(found)), int(plan.get("budget", 0))
+    return Candidates(run, tree, best, episodes, len(spent), budget, tuple(sorted(points)))
 
 
 def sort_by_parent(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:

@@ -208,15 +208,12 @@ def _find_run(runtime: Runtime, plan: Plan, narrate: Narrate) -> RunRow:
         {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name},
     )
     for old in store.runs.all():
-        if old.kind == "optimize" and old.status != "finished" and not old.alive:
-            events = [
-                event["data"] for event in store.journal.events(old.id) if event["kind"] == SETTINGS
-            ]
-            if wanted in events:
-                store.episodes.cancel(old.id)
-                store.runs.update(old.id, status="running", error="", ended=0.0)
-                narrate(f"{old.name} is continued: what it has is not made again")
-                return old
+        ended = old.kind == "optimize" and old.status != "finished" and not old.alive
+        if ended and store.journal.newest_event(old.id, SETTINGS) == wanted:
+            store.episodes.cancel(old.id)
+            store.runs.update(old.id, status="running", error="", ended=0.0)
+            narrate(f"{old.name} is continued: what it has is not made again")
+            return old
     run = new_run(
         runtime.config,
         store,
