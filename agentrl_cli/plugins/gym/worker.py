@@ -121,8 +121,10 @@ class World:
         ]
 
     def say(self, text: str) -> tuple[str, bool]:
-        """Take a text that is the name of an action."""
-        return self.call("act", {"action": text.strip().strip(".`'\"").lower()})
+        """Take a text that is the name of an action, in capitals or not."""
+        said = text.strip().strip(".`'\"")
+        named = [name for name in self._names if name.casefold() == said.casefold()]
+        return self.call("act", {"action": [*named, said][0]})
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Take an action; one that does not exist is refused and changes nothing."""

@@ -49,7 +49,7 @@ import gymnasium
 
 class Count(gymnasium.Env):
     goal = "Say the word that is shown."
-    action_names = ("red", "blue")
+    action_names = ("Red", "Blue")
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Text(10)
 
@@ -85,9 +85,7 @@ async def test_an_environment_of_the_users_file(
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     source = f"gym:{tmp_path / 'mine.py'}:make"
-    episode = await play_published(
-        source, "gymnasium", [call("act", action="blue")], tmp_path / "p"
-    )
+    episode = await play_published(source, "gymnasium", ["blue."], tmp_path / "p")
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert episode.turns[0].messages[0]["content"] == "Say the word that is shown."
     python = python_with("gym", "gymnasium")
