@@ -93,9 +93,9 @@ def _export(source: Path, kept: dict[str, Any], out: Path) -> int:
     """Write weights as minimind's .pth, half precision."""
     import torch
 
-    embedding = "model.embed_tokens.weight"
-    if embedding not in kept or "model.layers.0.self_attn.q_proj.weight" not in kept:
-        raise ModelError(f"{source} is not a model that minimind loads: it lacks {embedding}.")
+    embedding, queries = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+    if lacking := [name for name in (embedding, queries) if name not in kept]:
+        raise ModelError(f"{source} is not a model that minimind loads: it lacks {lacking[0]}.")
     kept = {**kept, "lm_head.weight": kept.get("lm_head.weight", kept[embedding])}
     torch.save({name: tensor.half() for name, tensor in kept.items()}, out)
     return sum(tensor.numel() for name, tensor in kept.items() if name != "lm_head.weight")
@@ -132,9 +132,12 @@ def _config(source: Path, kept: Mapping[str, Any]) -> Any:
     from transformers import LlamaConfig, Qwen3Config
 
     path = source / "config.json"
-    given = (
-        json.loads(path.read_text(encoding="utf-8")) if source.is_dir() and path.is_file() else {}
-    )
+    given: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            given = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"{path} is not a JSON object: {error}.") from error
     first = "model.layers.0."
     try:
         vocabulary, hidden = kept["model.embed_tokens.weight"].shape

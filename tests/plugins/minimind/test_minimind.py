@@ -166,6 +166,12 @@ def test_what_cannot_be_imported_is_named(native: Path, cli: Cli) -> None:
         load_model(folder, ModelConfig(), base=folder)
     assert "agentrl import minimind" in refused.value.hint
     assert convert(folder, cli.folder / "y", native.parent.parent / "model") > 0
+    (folder / "config.json").write_text('{"num_attention_heads": ')
+    with pytest.raises(ModelError, match=r"config\.json is not a JSON object"):
+        convert(folder, cli.folder / "z")
+    torch.save({"model.embed_tokens.weight": torch.zeros(1)}, cli.folder / "half.pth")
+    with pytest.raises(ModelError, match=r"it lacks model\.layers\.0\.self_attn\.q_proj"):
+        convert(cli.folder / "half.pth", cli.folder / "back.pth")
 
 
 NATIVE = """
