@@ -84,8 +84,8 @@ def trace(store: Store, run: RunRow, episode: Episode, place: tuple[int, int], b
         tables = [table for table, _ in read if table is not None]
         slopes = weights.slopes(tables, toward)
         most = weights.config.train.max_grad_norm
-        size = {
-            row["step"]: reach[row["step"]] * min(1.0, most / row.get("grad_norm", most))
+        size = {  # a step whose advantages were all equal has no gradient
+            row["step"]: reach[row["step"]] * min(1.0, most / (row.get("grad_norm") or most))
             for row in nearer
         }
         for table, slope in zip(tables, slopes, strict=True):

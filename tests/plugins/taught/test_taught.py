@@ -1,5 +1,7 @@
 """Who taught a token, in a real training of the bundled model."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -109,3 +111,11 @@ def test_a_segment_ends_at_its_turn_and_trains_one_token(project: Path) -> None:
     segment, own = token_segment(episode, turn, 1), episode.turns[turn]
     assert len(segment.ids) == own.end and segment.trained.sum() == 1
     assert segment.trained[own.start + 1] and episode.tokens.origin[own.start + 1] == Origin.MODEL
+
+
+def test_a_step_without_a_gradient_is_no_error(project: Path, cli: Cli) -> None:
+    cli.folder = project
+    id, turn = sampled(project)
+    with closing(sqlite3.connect(project / "runs" / "agentrl.db")) as db, db:
+        db.execute("UPDATE steps SET metrics = json_set(metrics, '$.grad_norm', 0.0)")
+    assert cli.json("why", f"{id}@t{turn}.0")["groups"]
