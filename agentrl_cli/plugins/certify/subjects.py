@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import ModelError
+from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.http import ServerError
 from agentrl_cli.policies.remote.text import OpenAIPolicy
@@ -55,7 +55,9 @@ class LlamaPolicy:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """Return one turn; its log-probabilities are NaN."""
+        """Return one turn; its log-probabilities are NaN. Raises PolicyError for images."""
+        if images:
+            raise PolicyError("llama.cpp is given token ids alone here, without images.")
         async with self._one:
             out = await asyncio.to_thread(self._turn, [int(id_) for id_ in ids], sampling)
         if on_token is not None:

@@ -12,6 +12,7 @@ import torch
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
+from agentrl_cli.errors import PolicyError
 from agentrl_cli.plugins.certify.replay import (
     KNOTS,
     Context,
@@ -24,6 +25,7 @@ from agentrl_cli.plugins.certify.replay import (
 )
 from agentrl_cli.plugins.certify.subjects import Here, subject_of
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.types import Sampling
 from benchmarks.certify import CASES, double
 from tests.helpers.cli import Cli
 from tests.helpers.remote import server
@@ -102,6 +104,8 @@ async def test_a_gguf_file_has_the_numbers_and_the_turns_of_its_folder(tmp_path:
     assert gap(await here.score(ids, places), await subject.score(ids, places)) < 0.02
     turns = [await answers(subject_, here.chat, [one], 24) for subject_ in (here, subject)]
     assert turns[0] == turns[1]
+    with pytest.raises(PolicyError, match="without images"):
+        await subject.loaded.policy.generate("k", ids, Sampling(), images=[b"png"])
     for opened in (here, subject):
         await opened.loaded.policy.close()
 
