@@ -100,6 +100,10 @@ async def test_idle_sessions_end_and_only_so_many_are_open() -> None:
         sessions.find("c")
     assert error.value.status == 429
     made["a"].used -= 100
+    own = Sessions()
+    own.open(session_of(["x"], "p")).used -= 100
+    assert await own.sweep(50) == 0 and len(own) == 1  # opened here, and ended here
+    await own.close()
     assert await sessions.sweep(50) == 1 and ended == ["a"] and len(sessions) == 1
     sessions.find("c")
     await sessions.close()

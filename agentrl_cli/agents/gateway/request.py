@@ -35,11 +35,9 @@ class RequestError(AgentRLError):
         code: str = "",
         param: str = "",
         hint: str = "",
-        retry: bool = False,
     ) -> None:
-        """Set the fields; `retry`: the same request may succeed later; clients are asked not to repeat any other."""
         super().__init__(message, hint=hint)
-        self.status, self.code, self.param, self.retry = status, code, param, retry
+        self.status, self.code, self.param = status, code, param
 
 
 def bad(message: str, param: str = "", code: str = "") -> RequestError:

@@ -137,10 +137,10 @@ class Sessions:
         old = [
             key
             for key, session in self._open.items()
-            if not session.busy and now - session.used > idle
+            if not session.busy and now - session.used > idle and key not in self._private
         ]
         for key in old:
-            if key in self._open and key not in self._private:
+            if key in self._open:
                 await self.end(key)
         return len(old)
 
@@ -159,7 +159,5 @@ class Sessions:
     def _room(self) -> None:
         if len(self._open) >= self._most:
             raise RequestError(
-                f"{len(self._open)} sessions are open, of at most {self._most}.",
-                status=429,
-                retry=True,
+                f"{len(self._open)} sessions are open, of at most {self._most}.", status=429
             )

@@ -100,11 +100,6 @@ def field_of(body: Body, name: str, kind: type[T], least: int | None = None) -> 
     return kind(value)
 
 
-def integer_of(body: Body, name: str, least: int | None = None) -> int | None:
-    """Return an integer of a body, None if absent or null."""
-    return field_of(body, name, int, least)
-
-
 def flag_of(body: Body, name: str, default: bool = False) -> bool:
     """Return a boolean of a body."""
     found = field_of(body, name, bool)
@@ -178,7 +173,7 @@ def request_of(body: Body, **own: Any) -> ModelRequest:
 
 def completion_request(body: Body, **own: Any) -> ModelRequest:
     """Return a request of the fields that chat completions and completions share. Raises RequestError."""
-    options, n = body.get("stream_options"), integer_of(body, "n", 1) or 1
+    options, n = body.get("stream_options"), field_of(body, "n", int, 1) or 1
     if flag_of(body, "stream") and n > 1:
         raise bad("n > 1 is not streamed.", "n")
     return request_of(

@@ -11,8 +11,8 @@ from agentrl_cli.agents.gateway.dialects.base import (
     Dialect,
     completion_request,
     ending,
+    field_of,
     flag_of,
-    integer_of,
     last_events,
     openai_error,
     prompt_ids,
@@ -50,9 +50,9 @@ def parse(body: Body) -> ModelRequest:
             read_message(message, f"messages[{n}]") for n, message in enumerate(messages)
         ),
         tools=tools,
-        max_tokens=integer_of(body, "max_completion_tokens", 1)
-        or integer_of(body, "max_tokens", 1),
-        top_logprobs=(integer_of(body, "top_logprobs", 0) or 0)
+        max_tokens=field_of(body, "max_completion_tokens", int, 1)
+        or field_of(body, "max_tokens", int, 1),
+        top_logprobs=(field_of(body, "top_logprobs", int, 0) or 0)
         if flag_of(body, "logprobs")
         else None,
         tool_choice=choice,
@@ -175,14 +175,14 @@ def parse_completion(body: Body) -> ModelRequest:
     """Return a completions body. Raises RequestError."""
     if body.get("suffix"):
         raise bad("suffix is not served.", "suffix", "unsupported_parameter")
-    if (integer_of(body, "best_of", 1) or 1) > 1:
+    if (field_of(body, "best_of", int, 1) or 1) > 1:
         raise bad("best_of is not served.", "best_of", "unsupported_parameter")
     return completion_request(
         body,
         prompt=_prompt(body.get("prompt")),
         echo=flag_of(body, "echo"),
-        max_tokens=integer_of(body, "max_tokens", 1) or MAX_TOKENS,
-        top_logprobs=integer_of(body, "logprobs", 0),
+        max_tokens=field_of(body, "max_tokens", int, 1) or MAX_TOKENS,
+        top_logprobs=field_of(body, "logprobs", int, 0),
     )
 
 

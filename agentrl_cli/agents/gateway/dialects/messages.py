@@ -11,7 +11,7 @@ from agentrl_cli.agents.gateway.dialects.base import (
     STATUS_TYPES,
     Body,
     Dialect,
-    integer_of,
+    field_of,
     request_of,
     schema_of,
     sse,
@@ -46,7 +46,7 @@ BLOCKS = (*EMPTY, "redacted_thinking")
 
 def parse(body: Body) -> ModelRequest:
     """Return a messages body. Raises RequestError."""
-    if integer_of(body, "max_tokens", 1) is None:
+    if field_of(body, "max_tokens", int, 1) is None:
         raise bad("max_tokens: field required.", "max_tokens")
     tools = read_tools(body.get("tools"))
     choice, name, parallel = _choice_of(body.get("tool_choice"), tools)
@@ -56,7 +56,7 @@ def parse(body: Body) -> ModelRequest:
         body,
         messages=tuple(_messages(body)),
         tools=tools,
-        max_tokens=integer_of(body, "max_tokens"),
+        max_tokens=field_of(body, "max_tokens", int),
         stop=stops_of(body.get("stop_sequences"), "stop_sequences"),
         tool_choice=choice,
         tool_name=name,
