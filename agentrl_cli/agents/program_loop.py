@@ -75,8 +75,8 @@ _ANSWERS = 1
 
 
 def answer(**fields: Any) -> None:
-    """Write one line."""
-    data = json.dumps(fields).encode() + b"\n"
+    """Write one line; half of a surrogate pair stays the escape that JSON has for it."""
+    data = json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
     while data:
         data = data[os.write(_ANSWERS, data) :]
 

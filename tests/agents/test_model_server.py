@@ -15,7 +15,7 @@ import torch
 
 from agentrl_cli import ByteTokenizer, Config, ScriptedPolicy
 from agentrl_cli.agents.gateway.session import Trace
-from agentrl_cli.agents.serve.models import ServedModel, SharedEngine
+from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
 from agentrl_cli.agents.serve.server import ModelServer, open_server
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
@@ -193,6 +193,25 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     leaving.cancel()
     await asyncio.wait([waiting, leaving])
     assert engine._running == 0
+
+
+async def test_an_adapter_that_two_clients_add_at_once_leaves_no_other_behind() -> None:
+    loaded = (f"adapter{n}" for n in range(9))
+    on: set[str] = set()
+
+    async def load(spec: str) -> tuple[str, str]:
+        await asyncio.sleep(0)
+        on.add(name := next(loaded))
+        return name, spec
+
+    async def unload(name: str) -> None:
+        on.remove(name)
+
+    models = ServedModels("m", SharedEngine(ScriptedPolicy([], ByteTokenizer())), load, unload)
+    await asyncio.gather(models.add("x", "one"), models.add("x", "two"))
+    assert len(on) == 1
+    await models.remove("x")
+    assert not on
 
 
 async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) -> None:

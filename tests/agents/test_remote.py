@@ -3,8 +3,12 @@
 import asyncio
 import json
 import os
+import select
 import socket
+import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,13 @@ import httpx2
 import pytest
 
 from agentrl_cli import Episode, Outcome, Store, Task
+from agentrl_cli.agents import program_loop
 from agentrl_cli.agents import worker as shipped
+from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.rollout import Job
 from tests.agents.test_runners import ROOT, pack_of, play, rollout_of
+from tests.helpers.chat import CHAT
 from tests.helpers.gateway import MODEL, call, served, world_of
 from tests.helpers.processes import soon
 from tests.helpers.programs import agent_of, episode_of, rehearsed
@@ -299,6 +306,44 @@ async def test_a_foreign_agents_time_counts_from_its_first_call(tmp_path: Path) 
     assert slow.outcome is Outcome.SOLVED, slow.error
     hangs = await played(code.replace("OPTIONS", "{'after': 60}"), tmp_path / "hangs", timeout=1)
     assert hangs.outcome is Outcome.AGENT_TIMEOUT and "1 s" in hangs.error
+
+
+async def test_a_server_that_cannot_be_opened_keeps_no_episode_waiting() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[str]:
+        raise LookupError("no such place")
+        yield ""
+
+    server = EpisodeServer.here(CHAT)
+    with pytest.raises(EnvError, match="A place: no such place"):
+        async with asyncio.timeout(10):
+            await server.open_place("A place", broken)
+
+
+WRONG = """
+class Worker:
+    def __init__(self, config):
+        pass
+    async def run(self, request):
+        raise ValueError("\\udc80" + "错" * 5000)
+
+WORKER, FORKED = Worker, True
+"""
+
+
+def test_an_error_in_any_language_is_written_at_once(tmp_path: Path) -> None:
+    """Runs write to one pipe: what is longer than it takes at once may stand inside another's line."""
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    given = [program_loop.__file__, str(tmp_path / "wrong.py"), json.dumps({"options": {}})]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *given], **pipes) as program:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(b'{"id": 0, "do": "run"}\n')
+        program.stdin.flush()
+        ready, answer = program.stdout.readline(), program.stdout.readline()
+        program.stdin.close()
+    assert json.loads(ready)["ready"] and len(answer) <= select.PIPE_BUF
+    assert json.loads(answer)["error"].startswith("ValueError: \udc80错错")
 
 
 # --- worlds of other projects, played by the loop ---

@@ -29,7 +29,7 @@ from agentrl_cli.agents.gateway.sampling import episode_ended
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import AgentRLError, EnvError
+from agentrl_cli.errors import EnvError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Tokens, Turn
 
@@ -176,7 +176,7 @@ class EpisodeServer:
                 task = asyncio.create_task(_hold(make, opened))
                 try:
                     self._places[name] = task, await opened
-                except (AgentRLError, OSError) as error:
+                except Exception as error:
                     message = getattr(error, "message", error)
                     raise EnvError(f"{name}: {message}") from error
         return cast(T, self._places[name][1])
@@ -193,7 +193,7 @@ async def _hold(
         async with make() as value:
             opened.set_result(value)
             await asyncio.Event().wait()
-    except (AgentRLError, OSError) as error:
+    except Exception as error:  # of any kind, or the episode that opens it would wait for ever
         if opened.done():
             raise
         opened.set_exception(error)

@@ -204,9 +204,10 @@ class ServedModels:
                 "This model takes no adapters.",
                 hint="Adapters are served on a model that is loaded in this process.",
             )
-        load, old = self._load, self._served.get(name)
+        load = self._load
         adapter, version = await self._engine.exclusive(lambda: load(spec))
-        self._served[name] = model = ServedModel(name, adapter, version, self._engine)
+        old, model = self._served.get(name), ServedModel(name, adapter, version, self._engine)
+        self._served[name] = model
         if old is not None:
             await self._drop(old)
         return model
