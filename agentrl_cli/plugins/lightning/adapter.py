@@ -264,9 +264,11 @@ def agent_name(span: Span) -> str | None:
 
 
 def _around(span: Span, above: dict[str, Span]) -> Iterator[Span]:
-    """Yield the spans around one, the innermost first."""
-    while (outer := above.get(span.span_id)) is not None:
+    """Yield the spans around one, the innermost first; each once, where they form a circle."""
+    seen = {span.span_id}
+    while (outer := above.get(span.span_id)) is not None and outer.span_id not in seen:
         yield outer
+        seen.add(outer.span_id)
         span = outer
 
 

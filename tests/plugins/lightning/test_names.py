@@ -292,3 +292,23 @@ def test_a_served_store_gives_its_port_back_after_an_error() -> None:
         raise LookupError
     with serving(agl.InMemoryLightningStore(), "127.0.0.1", port):
         pass
+
+
+def test_spans_that_lie_within_each_other_are_read() -> None:
+    times: Any = {"start_time": 1.0, "end_time": 2.0}
+    spans = [
+        agl.Span.from_attributes(
+            attributes={}, name="openai.chat.completion", span_id="a", parent_id="b", **times
+        ),
+        agl.Span.from_attributes(attributes={}, name="agent", span_id="b", parent_id="a", **times),
+    ]
+    assert len(agl.TracerTraceToTriplet().adapt(spans)) == 1
+    # The parent ends before its child, which then seems to be around it.
+    spans = [
+        agl.Span.from_attributes(attributes={}, name="agent", span_id="a", **times),
+        agl.Span.from_attributes(
+            attributes={}, name="openai.chat.completion", span_id="b", parent_id="a",
+            start_time=1.0, end_time=3.0,
+        ),
+    ]  # fmt: skip
+    assert len(agl.TracerTraceToTriplet().adapt(spans)) == 1
