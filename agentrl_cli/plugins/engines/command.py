@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -88,11 +89,14 @@ async def _run(context: Context, folder: Path, port: int) -> None:
         remote = server.config.remote
         echo(remote.address)
         narrate(f"export {KEY}={os.environ[KEY]}")
-        narrate(
-            f"agentrl train --set remote.backend=vllm --set remote.url={remote.address}"
-            f" --set remote.model={remote.model}"
-            f" --set remote.api_key_env={KEY} --set remote.backend.processed_logprobs=true"
+        settings = (
+            "remote.backend=vllm",
+            f"remote.url={remote.address}",
+            f"remote.model={remote.model}",
+            f"remote.api_key_env={KEY}",
+            "remote.backend.processed_logprobs=true",
         )
+        narrate(shlex.join(["agentrl", "train", *(w for one in settings for w in ("--set", one))]))
         if server.development:
             narrate(
                 "Routes beside /v1 (sleep, weights) need no key: it listens on 127.0.0.1; do not forward the port."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +38,9 @@ def command(
     context = open_project(project, required=False)
     packs = packs_of(context, pack)
     if not packs:
-        raise UsageError("No pack is named.", hint=f"agentrl harbor {out} --pack swe-task")
+        raise UsageError(
+            "No pack is named.", hint=f"agentrl harbor {quote(str(out))} --pack swe-task"
+        )
     for one in packs.values():
         tasks = one.tasks(split, limit=count)
         if not all("test.sh" in (task.data.get("tests") or ()) for task in tasks):

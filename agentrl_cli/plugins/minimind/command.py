@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -50,7 +51,7 @@ def minimind(
         echo_json({"out": str(out), "parameters": count})
     narrate(
         f"{out}: {count:,} weights."
-        + ("" if out.suffix == ".pth" else f" Try it: agentrl chat --model {out}")
+        + ("" if out.suffix == ".pth" else f" Try it: agentrl chat --model {quote(str(out))}")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -123,4 +124,4 @@ def _report(found: list[str], as_json: bool, path: Path, new: str = "") -> None:
         echo_json({"episodes": found, "db": path})
     else:
         count = f"{len(found)} episode{'s' * (len(found) != 1)}{new}"
-        narrate(f"{count} in {path}: agentrl ls --db {path}")
+        narrate(f"{count} in {path}: agentrl ls --db {quote(str(path))}")
