@@ -169,6 +169,8 @@ def explain(
 
     Raises NotFound if the token was not sampled, or the run has no checkpoint or no gradient weights.
     """
+    from agentrl_cli.tui.common.reader import decoder_of
+
     episode, (number, at) = store.episodes.get(episode_id), place
     turn = next((one for one in episode.turns if one.index == number), None)
     if turn is None or turn.start + at >= turn.end:
@@ -182,7 +184,8 @@ def explain(
     if run.kind != "train":
         raise NotFound(f"{episode_id} is not of a training, whose checkpoints are compared.")
     found = trace(store, run, episode, place, base)
-    text = store_text(store, episode_id, turn.start + at)
+    decoder = decoder_of(store, store.episodes.row(episode_id).tokenizer, {})
+    text = decoder.text([int(episode.tokens.ids[turn.start + at])])
     named = [{**asdict(one), "share": found.share(one)} for one in found.groups[:SHOWN]]
     report = {"episode": episode_id, "turn": number, "token": at, "text": text, "probabilities": found.probabilities,
               "start": found.start, "end": found.end, "groups": named, "lost": found.lost,
@@ -218,13 +221,3 @@ def words(found: Trace, text: str, link: str) -> list[str]:
         gap = "trained episodes have no gradient weights any more (`agentrl db prune`) and are not counted"
         lines.append(f"{found.lost} {gap}.")
     return [*lines, f"A training without them: {repeat(found)}"]
-
-
-def store_text(store: Store, episode_id: str, position: int) -> str:
-    """Return the text of a token."""
-    from agentrl_cli.tui.common.reader import decoder_of
-
-    ids = store.episodes.get(episode_id).tokens.ids
-    return decoder_of(store, store.episodes.row(episode_id).tokenizer, {}).text(
-        [int(ids[position])]
-    )

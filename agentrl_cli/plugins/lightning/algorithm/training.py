@@ -54,7 +54,7 @@ class DatasetPack(Pack):
         for number, item in enumerate(self.items.get(split, ())):
             held = plain(item)
             columns = held if self.rewards and isinstance(held, dict) else {}
-            row = {**columns, "id": f"{split}-{number:05d}", "prompt": _prompt(item), "input": held}
+            row = {**columns, "id": f"{split}-{number:05d}", "prompt": _prompt(held), "input": held}
             found.append(self.task(row, split))
         return found, []
 
@@ -148,8 +148,7 @@ class Episodes:
             self._free.append(runner)
 
 
-def _prompt(item: Any) -> str:
-    held = plain(item)
+def _prompt(held: Any) -> str:
     if isinstance(held, Mapping):
         held = next(
             (held[name] for name in TEXTS if isinstance(held.get(name), str) and held[name]), held
