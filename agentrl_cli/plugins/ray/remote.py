@@ -223,6 +223,9 @@ class RemoteWorker:
         elif name == "done":
             call.answer.set_result(value)
         elif name == "failed":
+            # As the worker ends; a caller that cancelled the call itself does not read it.
+            if isinstance(value, asyncio.CancelledError):
+                value = WorkerLost(f"Worker {self.number} ended during the call.")
             call.answer.set_exception(value)
         elif call.delivery is not None:
             call.delivery.take(name, *value)

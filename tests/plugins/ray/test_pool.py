@@ -279,6 +279,25 @@ async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path)
     assert first.outcome is Outcome.ENV_ERROR and Shared.deaths == [3, 3, 1]
 
 
+async def test_what_an_ending_worker_cancels_is_given_again(tmp_path: Path) -> None:
+    """As after a fault of its GPU: the episodes beside the failed one are cancelled there."""
+    ends = iter([True])
+
+    class Ending(ScriptedLink):
+        def _play(self, number: int, job: Job) -> None:
+            if not next(ends, False):
+                return super()._play(number, job)
+            self._emit((number, "failed", asyncio.CancelledError()))
+            return self._die()
+
+    play = copy_of(await an_episode())
+    with Store.open(tmp_path / "s.db") as store:
+        pool = pool_of([play], store)
+        pool.workers[0].make_link = lambda: Ending(play)
+        (found,) = await run(store, pool, [Job(TASK, 0)])
+    assert found.outcome is Outcome.SOLVED
+
+
 async def test_a_last_try_that_is_cancelled_leaves_its_worker_to_others(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         pool = pool_of([copy_of(await an_episode())], store)
