@@ -60,7 +60,7 @@ class OpenApiTool(Tool):
         self.operation, self.server, self.given = operation, server.rstrip("/"), given
         self.name = operation.name
         self.timeout = given.get("timeout")
-        self.kilobytes = int(given.get("kilobytes", 64))
+        self.kilobytes = int(given.get("kilobytes") or 64)
         function = {
             "name": self.name,
             "description": operation.description,
@@ -140,6 +140,10 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
         raise ConfigError(
             f"{where}: `openapi` is a file, or a mapping with `file`.", hint=f"Known keys: {known}."
         )
+    for key in ("timeout", "kilobytes"):
+        number = 1 if given.get(key) is None else given[key]
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise ConfigError(f"{where}: {key} of `openapi` must be a number above 0.")
     path = folder / str(given["file"])
     document = load_yaml(path)
     found = {operation.name: operation for operation in operations(document, str(path))}
@@ -199,7 +203,10 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
         raise ConfigError(
             f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`."
         )
-    for path, item in (document.get("paths") or {}).items():
+    paths = document.get("paths") or {}
+    if not isinstance(paths, Mapping):
+        raise ConfigError(f"{where}: `paths` must be a mapping.")
+    for path, item in paths.items():
         if isinstance(item, Mapping) and isinstance(item.get("$ref"), str):
             item = _target(item["$ref"], document)
         if not isinstance(item, Mapping):
@@ -224,6 +231,9 @@ def _operation(
         )
     except OverflowError:
         problem = f"has more than {MOST_VALUES} values once its $refs are followed"
+        return Operation(name, said, method, path, {}, problem=problem)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        problem = "has parameters or a body that are not as OpenAPI 3 writes them"
         return Operation(name, said, method, path, {}, problem=problem)
     return Operation(name, said, method, path, parameters, places)
 

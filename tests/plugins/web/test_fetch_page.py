@@ -232,6 +232,40 @@ def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) ->
     assert 1 < json.dumps(tool.schema).count('"next"') <= DEEPEST
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parameters": [{"in": "query"}]},
+        {"parameters": ["n"]},
+        {"parameters": [{"name": "n", "in": "query", "schema": "string"}]},
+        {"parameters": 3},
+        {"requestBody": "Node"},
+        {"requestBody": {"content": {"application/json": {"schema": {"properties": ["n"]}}}}},
+    ],
+)
+def test_an_operation_that_is_not_as_openapi_writes_it_is_named(tmp_path: Path, wrong: Any) -> None:
+    get = {"operationId": "wrong", **wrong}
+    write(tmp_path, {}, paths={"/wrong": {"get": get}, "/right": {"get": {"operationId": "right"}}})
+    with pytest.raises(ConfigError, match=r"here: api\.json: wrong has parameters or a body"):
+        openapi_tools("here", "api.json", tmp_path)
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["right"]}, tmp_path)
+    assert tool.name == "right"
+
+
+def test_paths_of_a_service_are_a_mapping(tmp_path: Path) -> None:
+    write(tmp_path, {}, paths=["/orders"])
+    with pytest.raises(ConfigError, match=r"api\.json: `paths` must be a mapping"):
+        openapi_tools("here", "api.json", tmp_path)
+
+
+@pytest.mark.parametrize("number", ["10 s", 0, -1, True])
+@pytest.mark.parametrize("key", ["timeout", "kilobytes"])
+def test_a_limit_of_a_service_is_a_number_above_0(tmp_path: Path, key: str, number: Any) -> None:
+    write(tmp_path, {})
+    with pytest.raises(ConfigError, match=f"here: {key} of `openapi` must be a number above 0"):
+        openapi_tools("here", {"file": "api.json", key: number}, tmp_path)
+
+
 SERVICE = {
     "openapi": "3.1.0",
     "paths": {
