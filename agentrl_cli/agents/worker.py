@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
 import os
 import sys
 import threading
@@ -57,6 +58,9 @@ def play(address: str, function: Callable[..., Any], given: dict[str, Any]) -> N
         answer = function(**{name: given[name] for name in inspect.signature(function).parameters})
         answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
         end: dict[str, Any] = {} if answer is None else {"reward": float(answer)}
+        # A training refuses it, and would wait for another end until the lease is over.
+        if not math.isfinite(end.get("reward", 0.0)):
+            raise ValueError(f"{answer!r} is not a reward: a finite number is")
     except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
         end = {"error": "\n".join(f"{type(one).__name__}: {one}" for one in causes(error))}
     over.set()

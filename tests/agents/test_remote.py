@@ -177,6 +177,10 @@ async def later(task, base_url, api_key, model):
     return solve(task, base_url, api_key)
 
 def odd(question): ...
+
+def endless(task, base_url, api_key):
+    ask(task, base_url, api_key)
+    return float("inf")
 """
 
 
@@ -199,6 +203,21 @@ async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone
     assert [episode.outcome for episode in episodes if episode.solved] == [Outcome.SOLVED] * 3
     (failed,) = [episode for episode in episodes if not episode.solved]
     assert failed.outcome is Outcome.AGENT_ERROR and "ConnectionError: refused" in failed.error
+
+
+async def test_the_worker_reports_a_reward_that_is_not_a_finite_number(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(AGENT)
+    address = free()
+    command = [sys.executable, "-m", "agentrl_cli.agents.worker", address, "mine:endless"]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        episode = await play(pack_of(tmp_path / "pack", agent={"remote": address}))
+    finally:
+        process.terminate()
+        await process.wait()
+    assert episode.outcome is Outcome.AGENT_ERROR and "inf is not a reward" in episode.error
 
 
 async def test_the_worker_refuses_a_function_that_no_task_fits(tmp_path: Path) -> None:

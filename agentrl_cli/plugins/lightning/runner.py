@@ -190,12 +190,16 @@ class LitAgentRunner(ParallelWorkerBase, Generic[T]):
                 agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
             except Exception:  # noqa: BLE001 - as a hook's: without its end an attempt would run for ever
                 _LOG.exception("on_rollout_end of the agent failed; the rollout continues")
-            await store.update_attempt(
-                rollout.rollout_id,
-                rollout.attempt.attempt_id,
-                status=status,  # type: ignore[arg-type]
-            )
             RUNNER.reset(token)
+            try:
+                await store.update_attempt(
+                    rollout.rollout_id,
+                    rollout.attempt.attempt_id,
+                    status=status,  # type: ignore[arg-type]
+                )
+            except Exception:
+                _LOG.exception("The end of the rollout %s cannot be stored", rollout.rollout_id)
+                raise
 
     async def _run(self, agent: LitAgent[T], rollout: Rollout, resources: NamedResources) -> Any:
         name = "training_rollout" if rollout.mode == "train" else "validation_rollout"

@@ -284,6 +284,25 @@ async def test_an_attempt_ends_though_the_agents_own_callback_fails() -> None:
     assert (ended.status, ended.reward) == ("succeeded", 1.0)
 
 
+async def test_an_end_that_the_store_does_not_take_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(agl.InMemoryLightningStore):
+        async def update_attempt(self, *where: Any, **what: Any) -> Any:
+            raise ConnectionError("no room")
+
+    class Agent(agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            return 1.0
+
+    store, runner = Full(), agl.LitAgentRunner[Any](agl.OtelTracer(), max_rollouts=1)
+    await store.add_resources({})
+    await store.enqueue_rollout({})
+    with runner.run_context(agent=Agent(), store=store):
+        await runner.iter()
+    assert "cannot be stored" in caplog.text and "no room" in caplog.text
+
+
 def test_a_served_store_gives_its_port_back_after_an_error() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
