@@ -29,7 +29,7 @@ from agentrl_cli.plugins.verl_tool.settings import ToolServerConfig
 from agentrl_cli.policies.remote.http import error_message
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.base import Tool, ToolContext
-from agentrl_cli.types import ToolResult, ToolSchema, new_id
+from agentrl_cli.types import Task, ToolResult, ToolSchema, new_id
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -161,10 +161,17 @@ class RemoteTool(Tool):
         """`names`: all tools of the pack, opened together; `like`: the local tool that this replaces."""
         self.name = str(schema["function"]["name"])
         self.schema = schema
-        self._server = server
+        self._server, self._like = server, like
         self._names = list(names)
         self.pure, self.external, self.examples = like.pure, like.external, like.examples
         self.opens = like.opens
+
+    def offer(self, task: Task) -> list[Tool]:
+        """Return what the tool that this replaces offers for a task, at the server."""
+        return [
+            self if one is self._like else RemoteTool(self._server, one.schema, self._names, one)
+            for one in self._like.offer(task)
+        ]
 
     async def create(self, ctx: ToolContext) -> ToolContext:
         if ctx.remote is None:

@@ -97,8 +97,9 @@ class Trajectories:
         if not names:
             return []
         live = await self._ready(trajectory)
-        for name in names:
-            await live.env.create(name)
+        for name, tool in live.env.tools.items():
+            if tool.opens:
+                await live.env.create(name)
         return list(live.env.context.opening)
 
     async def call(self, call: Call) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Trajectories:
         if task is None:
             if call.name not in live.env.tools:
                 return _answer(refuse(_tool_call(call.name, {}), live.env.tools), {})
-            if entry is not None and self.tools[call.name].external:
+            if entry is not None and live.env.tools[call.name].external:
                 raise EnvError(
                     f"A call to {call.name} was in flight when the tool server stopped: whether it took effect is not "
                     "known, and it must not run twice."
@@ -173,6 +174,9 @@ class Trajectories:
             task = Task(trajectory, pack, family, split, prompt, data)
             seed, opener = int(spec.get("seed", 0)), self._open_session
             tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
+            # A rollout sends the whole task; other clients see the tools as they are.
+            if "prompt" in row:
+                tools = _offered(tools, task)
             one = not task.pack and len(self._sessions) == 1  # without a name: the only pack's
             name = next(iter(self._sessions)) if one else task.pack
             wants = {"episode_seed": seed, **self._sessions.get(name, {})}
@@ -216,10 +220,13 @@ class Trajectories:
                 )
 
     async def _run(self, live: _Live, entry: Entry) -> dict[str, Any]:
-        tool = self.tools[entry.name]
-        key = json.dumps([entry.name, entry.arguments], sort_keys=True) if tool.pure else ""
+        tool = live.env.tools[entry.name]
+        same = tool.pure and tool is self.tools.get(entry.name)  # not one that the row changes
+        key = json.dumps([entry.name, entry.arguments], sort_keys=True) if same else ""
         answer, started = self._cache.get(key), time.time()
-        if answer is None:
+        if answer is not None:
+            answer = {**answer, "state": _sent(live.env.context.state)}
+        else:
             try:
                 result = await live.env.call(_tool_call(entry.name, entry.arguments))
             except SandboxFault:
@@ -251,6 +258,14 @@ class Trajectories:
         await live.env.close()
 
 
+def _offered(tools: Sequence[Tool], task: Task) -> list[Tool]:
+    """Return the tools as the task's row shows them. Raises EnvError."""
+    try:
+        return [one for tool in tools for one in tool.offer(task)]
+    except Exception as error:
+        raise as_env_error(error) from error
+
+
 def _tool_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     """Return a ToolCall without source text."""
     return ToolCall(id="", name=name, arguments=dict(arguments), raw="")
@@ -263,7 +278,11 @@ def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": dict(result.metrics),
         "value": result.value if _plain(result.value) else None,
     }
-    return {"result": said, "state": {key: value for key, value in state.items() if _plain(value)}}
+    return {"result": said, "state": _sent(state)}
+
+
+def _sent(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if _plain(value)}
 
 
 def _plain(value: Any) -> bool:

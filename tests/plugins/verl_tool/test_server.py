@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
-from agentrl_cli.types import Outcome, ToolResult
+from agentrl_cli.types import Outcome, Task, ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants, run_code
@@ -200,6 +201,19 @@ async def test_only_pure_tools_are_cached(tmp_path: Path) -> None:
         assert ran == ([3] if pure else [3, 3])
 
 
+async def test_a_cached_answer_brings_no_state_of_another_episode(tmp_path: Path) -> None:
+    tools, sums = [Tally().tool, as_tool("calculator")], {"expression": "6*7"}
+    async with world(tmp_path / "j.db", tools) as trajectories:
+        await trajectories.open("t", {})
+        await trajectories.open("u", {})
+        await trajectories.call(bump("a", 5))
+        first = await trajectories.call(Call("t", "b", "calculator", sums))
+        second = await trajectories.call(Call("u", "a", "calculator", sums))
+        assert (first["result"]["text"], first["state"]) == ("42", {"total": 5})
+        assert second == {**first, "state": {}}
+        assert (await trajectories.call(bump("b", 1, "u")))["result"]["text"] == "1"
+
+
 async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
     async with world(
         tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]
@@ -275,6 +289,53 @@ async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
         changed = {**offered[0], "function": {**offered[0]["function"], "description": "Else."}}
         with pytest.raises(ConfigError, match="another schema"):
             remote_tools(remote, [changed], [tally.tool])
+
+
+async def test_tools_that_a_row_chooses_are_chosen_at_a_server_too(tmp_path: Path) -> None:
+    class Shop(Tool):
+        """Says what the row has; it is hidden where the row has nothing."""
+
+        name, pure = "shop", True
+
+        def __init__(self) -> None:
+            empty = {"type": "object", "properties": {}}
+            function = {"name": "shop", "description": "Look.", "parameters": empty}
+            self.schema = {"type": "function", "function": function}
+
+        def for_task(self, task: Task) -> Tool | None:
+            if not task.data.get("goods"):
+                return None
+            shown = copy.copy(self)
+            shown.schema = copy.deepcopy(self.schema)
+            shown.schema["function"]["description"] = f"Look for {task['goods']}."
+            return shown
+
+        async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:
+            assert state.task is not None
+            return ToolResult(str(state.task["goods"]))
+
+    def task_of(**data: Any) -> Task:
+        return Task("t", "", "", "train", ({"role": "user", "content": "?"},), data)
+
+    ours, function = [Shop(), as_tool("declared")], {"name": "move", "description": "Go."}
+    async with (
+        served(tmp_path, ours) as (server, address),
+        connect(address, token="secret") as remote,
+    ):
+        there = remote_tools(remote, await remote.schemas(), ours)
+        assert [tool.offer(task_of()) for tool in there] == [[], []]
+        for goods in ("tea", "rice"):  # the same call, of rows with other answers
+            task = task_of(goods=goods, tool_schemas=[{"type": "function", "function": function}])
+            shop, move = (one for tool in there for one in tool.offer(task))
+            assert shop.schema["function"]["description"] == f"Look for {goods}."
+            ctx = ToolContext(task)
+            states = [await shop.create(ctx), await move.create(ctx)]
+            assert (await shop.call(states[0], {})).text == goods
+            said = await move.call(states[1], {})
+            assert (move.name, said.text, said.done) == ("move", "The call is noted.", True)
+            await shop.release(states[0])
+            await move.release(states[1])
+        assert len(server.trajectories) == 0
 
 
 GOOD = {"results": [{"result": {"text": "5", "images": []}, "state": {}}]}
