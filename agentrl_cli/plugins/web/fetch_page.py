@@ -141,8 +141,10 @@ class FetchTool(Tool):
         inside = path.startswith(allowed.path or "/") and ".." not in path.replace(
             "%2e", "."
         ).replace("%2E", ".")
-        same = (parts.scheme, host) == (allowed.scheme, (allowed.hostname or "").casefold())
-        return same and parts.port == allowed.port and inside
+        there = (allowed.scheme, (allowed.hostname or "").casefold())
+        same = inside and (parts.scheme, host) == there
+        default = PORTS[parts.scheme]
+        return same and (parts.port or default) == (allowed.port or default)
 
     def _get(self, parts: SplitResult, ends: float) -> tuple[int, Any, bytes]:
         """Return (status, headers, body) of one request to the checked address."""

@@ -117,6 +117,8 @@ def test_addresses_that_fit() -> None:
         assert tool.check(url).hostname
     with pytest.raises(Refused):
         tool.check("https://example.com/")
+    assert tool.check("https://example.com:443/help/a")
+    assert FetchTool(["https://example.com:443/help/"]).check("https://example.com/help/a")
     public = {
         "1.1.1.1": True,
         "10.0.0.1": False,
