@@ -124,6 +124,9 @@ class Link:
         """Return the connection of an episode, shared by the server's tools."""
         key = f"mcp:{self.server.name}"
         found: Connection | None = ctx.state.get(key)
+        if found is not None and not found.users:  # given back: it is closed, or another episode's
+            del ctx.state[key]
+            found = None
         if found is None and self.shared:
             found = self._shared.get(asyncio.get_running_loop())
         if found is None and (idle := self._idle.get(asyncio.get_running_loop())):

@@ -76,7 +76,7 @@ import json, os, sys
 
 with open("starts", "a") as starts:
     starts.write("x")
-if "die" in sys.argv:
+if "die" in sys.argv or "late" in sys.argv and os.path.getsize("starts") == 2:
     sys.exit("no licence found")
 declared = {"extensions": {"org.example/reset": {"tool": "restart"}}} if "declare" in sys.argv else {}
 count = restarts = 0
@@ -204,6 +204,21 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
     await idle[0].close()
     with pytest.raises(ConfigError, match="nowhere"):
         mcp_tools("here", "small", stub(reset="nowhere"), folder)
+
+
+@pytest.mark.parametrize("more", [{}, {"reset": "restart"}])
+async def test_a_server_that_did_not_start_is_tried_again(folder: Path, more: Any) -> None:
+    tools = by_name(mcp_tools("here", "small", stub("late", **more), folder))
+    ctx = ToolContext()
+    with pytest.raises(EnvError, match="no licence found"):
+        await tools["step"].create(ctx)
+    state = await tools["step"].create(ctx)
+    other = await tools["step"].create(ToolContext())
+    assert state is not other and (await tools["step"].call(state, {})).text == "1"
+    assert (await tools["step"].call(other, {})).text == "1"
+    for one in (state, other):
+        one.broken = True  # so that none waits for another episode
+        await tools["step"].release(one)
 
 
 async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Path) -> None:
