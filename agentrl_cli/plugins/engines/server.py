@@ -180,8 +180,8 @@ class Server:
             _LOG.warning("The vLLM server is back.")
             await self._wait_for_end()
             text = self._report()
-        except EnvironmentProblem as error:
-            text = error.message
+        except (EnvironmentProblem, OSError) as error:
+            text = str(error)
         self.failed.set_result(
             Unreachable(f"{text}\nIt had been started again before.", hint=f"Its log: {self.log}")
         )

@@ -43,6 +43,7 @@ from agentrl_cli.agents.gateway.http import (
     listening,
 )
 from agentrl_cli.agents.gateway.request import RequestError
+from agentrl_cli.errors import AgentRLError
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.plugins.lightning.rules import HEAL, Records, page
 from agentrl_cli.plugins.lightning.spans import Span
@@ -287,9 +288,10 @@ class LightningStoreServer(LightningStore):
             return JSONResponse(to_jsonable_python(await call(*sent["args"], **sent["kwargs"])))
         except RequestError as error:
             return _refuse("ValueError", error.message, error.status)
-        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        except (KeyError, ValueError, RuntimeError, TypeError, AgentRLError) as error:
             kinds = [kind for kind, one in ERRORS.items() if isinstance(error, one)]
-            return _refuse([*kinds, "ValueError"][0], str(error), 400)
+            other = "ValueError" if isinstance(error, KeyError) else "RuntimeError"
+            return _refuse([*kinds, other][0], str(error), 400)
 
 
 class LightningStoreClient(LightningStore):

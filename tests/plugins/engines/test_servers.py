@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import tomllib
 import urllib.request
@@ -379,6 +380,19 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
             await policy.endpoint.post("/models", {})
         await policy.close()
     assert KEY not in os.environ
+
+
+async def test_a_server_that_cannot_be_started_again_keeps_no_turn_waiting(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "log"
+    async with run_server(settings_of(tmp_path), tmp_path / "model", log) as found:
+        url = found.config.remote.address
+        policy = HttpPolicy(VLLM, url, "base", retries=0)
+        shutil.rmtree(log.parent)
+        with contextlib.suppress(ConnectionError):
+            ask(f"{url}/die")
+        with pytest.raises(PolicyError, match="No such file"):
+            await policy.endpoint.post("/models", {})
+        await policy.close()
 
 
 def test_an_environment_is_tried_before_it_is_used(tmp_path: Path) -> None:

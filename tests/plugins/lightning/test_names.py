@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import agentrl_cli.plugins.lightning as agl
+from agentrl_cli.errors import StoreError
 from agentrl_cli.plugins.lightning.store import serving
 from tests.helpers.processes import end_together
 from tests.plugins.lightning import scenario
@@ -301,6 +302,22 @@ async def test_an_end_that_the_store_does_not_take_is_in_the_log(
     with runner.run_context(agent=Agent(), store=store):
         await runner.iter()
     assert "cannot be stored" in caplog.text and "no room" in caplog.text
+
+
+async def test_what_the_file_of_a_served_store_lacks_is_said() -> None:
+    class Full(agl.InMemoryLightningStore):
+        async def add_resources(self, resources: Any) -> Any:
+            raise StoreError("The disk is full.")
+
+    server = agl.LightningStoreServer(Full(), port=0)
+    await server.start()
+    client = agl.LightningStoreClient(server.endpoint)
+    try:
+        with pytest.raises(RuntimeError, match=r"The disk is full\."):
+            await client.add_resources({})
+    finally:
+        await client.close()
+        await server.stop()
 
 
 def test_a_served_store_gives_its_port_back_after_an_error() -> None:
