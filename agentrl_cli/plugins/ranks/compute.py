@@ -159,7 +159,7 @@ class Replica(Compute):
         used = [one for one, count in zip(weights, have.tolist(), strict=True) if count]
         for one in used:
             one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-        for dtype in {one.dtype for one in used}:
+        for dtype in dict.fromkeys(one.dtype for one in used):  # on all ranks in the same order
             self.ranks.add_up(
                 [one.grad for one in used if one.grad is not None and one.dtype == dtype]
             )

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import Tensor
 
 from agentrl_cli import Config, Store
 from agentrl_cli.config.records import LearnerSettings
@@ -21,8 +24,9 @@ from agentrl_cli.learning.compute import MicroBatch
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.plugins.ranks.compute import Lead, Ranks, Replica, deal_batches, follow, split_for
-from agentrl_cli.plugins.ranks.processes import store_at
+from agentrl_cli.plugins.ranks.processes import Place, store_at
 from agentrl_cli.plugins.ranks.settings import is_sharded
+from agentrl_cli.plugins.ranks.team import connect, leave_groups
 from tests.helpers.train import PRELOADED, spawn, write_model, write_project
 
 REWARDS = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.2, 0.1]]
@@ -119,9 +123,6 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
 
 def rank_process(rank: int, port: int, folder: str, report: str) -> None:
     """Rank 0 writes for each case how far two ranks are from one process."""
-    from agentrl_cli.plugins.ranks.processes import Place
-    from agentrl_cli.plugins.ranks.team import connect
-
     torch.set_num_threads(1)
     try:
         store = store_at("127.0.0.1", port)
@@ -172,6 +173,34 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     far = json.loads(report.read_text())
     assert far.keys() == CASES.keys()
     assert max(far.values()) <= 1e-5, far
+
+
+def test_gradients_of_several_dtypes_are_summed_in_the_order_of_the_weights(tmp_path: Path) -> None:
+    """In that of a set, which is another in each process, ranks added up what did not belong together."""
+    seen: list[torch.dtype] = []
+
+    class Noted(Ranks):
+        def add_up(self, tensors: Sequence[Tensor]) -> None:
+            seen.append(tensors[0].dtype)
+            super().add_up(tensors)
+
+    kinds = [torch.float64, torch.float16, torch.float32]
+    store = store_at("127.0.0.1", 0, is_master=True)
+    connect(Place(0, 0, 1, "127.0.0.1", store.port), store, torch.device("cpu"))
+    try:
+        control: Any = dist.group.WORLD
+        ranks = Noted(control, torch.device("cpu"))
+        folder = write_model(tmp_path / "model", layers=1)
+        replica = replica_of(folder, config_of({}, 1), ranks)
+        for order in (kinds, kinds[::-1], [*kinds[1:], kinds[0]]):
+            weights = [torch.nn.Parameter(torch.ones(2, dtype=kind)) for kind in order]
+            for one in weights:
+                one.grad = torch.ones_like(one)
+            seen.clear()
+            replica._sum_gradients(weights)
+            assert seen == order
+    finally:
+        leave_groups()
 
 
 @pytest.mark.parametrize("even", [False, True])
