@@ -96,7 +96,7 @@ def load_finished(
     others: dict[str, list[str]] = {}
     for run_id, step, kind in {(str(job.run_id), job.step or 0, job.kind) for job in jobs}:
         for key, episode_id in store.episodes.find_finished(run_id, step, kind).items():
-            group, sample = key.split("/")[-2:]
+            group, _, sample = key.removeprefix(f"{run_id}/{step}/").rpartition("/")
             job = wanted.get((group, int(sample)))
             if job is None:  # of an earlier round: it is not read again
                 continue
