@@ -25,9 +25,9 @@ from typing import Any, TextIO
 from agentrl_cli.chat_session.conversation import Answer, failed_run
 from agentrl_cli.chat_session.open import open_session
 from agentrl_cli.chat_session.session import SETTINGS, Choices, Session, save
-from agentrl_cli.errors import AgentRLError
+from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.store import Store
-from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
+from agentrl_cli.types import Episode, Sampling, Tokens, ToolCall, Turn
 from agentrl_cli.types.content import content_text
 from agentrl_cli.types.plain import parse_json
 
@@ -168,7 +168,12 @@ class Server:
             case "approve":
                 session.options.approve = self.ask if request.get("on", True) else None
             case "set":
-                session.options.sampling |= {k: request[k] for k in SETTINGS if k in request}
+                given = {k: request[k] for k in SETTINGS if k in request}
+                if problem := Sampling(**given).problem:
+                    raise UsageError(f"{problem.removeprefix('Sampling.')}.")
+                if given.get("max_new_tokens", 1) < 1:
+                    raise UsageError("max_new_tokens is not 1 or above.")
+                session.options.sampling |= given
             case _:
                 self.emit({"ev": "error", "message": f"unknown request {op!r}", "hint": ""})
 

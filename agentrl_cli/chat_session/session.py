@@ -299,7 +299,7 @@ class Choices:
 
     def find(self, wanted: str) -> Task:
         """Return a task by its number among those offered last, or its id. Raises NotFound."""
-        if wanted.isdigit() and 1 <= int(wanted) <= len(self.offered):
+        if wanted.isdecimal() and 1 <= int(wanted) <= len(self.offered):
             return self.offered[int(wanted) - 1]
         for task in self.tasks:
             if wanted in (task.id, short(task)):

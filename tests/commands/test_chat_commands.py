@@ -155,6 +155,17 @@ async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., A
         assert [result["text"] for result in chat.turns()[-2]["results"]] == ["54", "42"]
 
 
+async def test_replay_waits_until_the_calls_are_decided(chatting: Callable[..., Any]) -> None:
+    async with chatting([CALL, "54."], "--approve") as chat:
+        await chat.say("12*4.5?", "run this?")
+        chat.screen.line.put("/replay")
+        await press(chat.pilot, "enter", then="it is sent when the model is done")
+        chat.screen.line.put("y")
+        await press(
+            chat.pilot, "enter", then=lambda: isinstance(chat.pilot.app.screen, ReplayScreen)
+        )
+
+
 @pytest.mark.parametrize(
     ("answers", "texts"),
     [

@@ -14,7 +14,7 @@ import pytest
 from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.session import Session
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import PolicyError, UsageError
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
@@ -27,7 +27,7 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import Origin
 from tests.helpers.session import open_chat
-from tests.helpers.tui import press, until, until_text, visible
+from tests.helpers.tui import press, screen_of, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 
@@ -74,16 +74,22 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         "not json",
         {"op": "nope"},
         {"op": "undo"},
+        {"op": "set", "max_new_tokens": 0},
+        {"op": "set", "temperature": -1},
+        {"op": "task", "id": "²"},
         {"op": "user", "text": "hi"},
         {"op": "save"},
     ]
     code, events = await serve(requests, *script)
     kinds = [event["ev"] for event in events]
-    assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 5
+    assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 8
     assert [event["message"] for event in events if event["ev"] == "error"] == [
         "not a request: Expecting value: line 1 column 1 (char 0)",
         "unknown request 'nope'",
         "There is nothing to undo.",
+        "max_new_tokens is not 1 or above.",
+        "temperature -1 is not 0 or above.",
+        "No task named '²'.",
     ]
     assert "saved" in kinds and "token" in kinds
 
@@ -132,6 +138,9 @@ def test_commands_are_read() -> None:
     assert parse_command("/as-tool 54", asked=True).values == {"run": False, "text": "54"}
     assert "/retry" in parse_command("/retri").problem
     assert parse_command("/set temperature x").problem and parse_command("/set lr 1").problem
+    for line in ("/set max_new_tokens inf", "/set top_k nan", "/reward nan"):
+        assert "is not a number" in parse_command(line).problem
+    assert parse_command("/words").local == "/words"
     assert parse_command("  ").op == "" and parse_command("/mask").local == "/mask"
 
 
@@ -195,6 +204,14 @@ async def test_a_model_that_cannot_be_loaded_is_shown(tmp_path: Path) -> None:
         size=(80, 24)
     ) as pilot:
         await until_text(pilot, "A task needs a pack")
+        await until(pilot, lambda: screen_of(pilot, ChatScreen).over)
+        await press(pilot, *"hi", "enter", then="process has ended: /quit goes back")
+        assert not screen_of(pilot, ChatScreen).waiting
+
+
+async def test_nothing_is_sent_before_the_process_has_started() -> None:
+    with pytest.raises(PolicyError, match="has not started"):
+        await ChatClient([]).send("cancel")
 
 
 def test_completion_knows_commands_tools_and_settings() -> None:

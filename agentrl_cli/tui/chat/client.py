@@ -53,8 +53,9 @@ class ChatClient:
             self.stderr.append(line.decode("utf-8", "replace").rstrip())
 
     async def send(self, op: str, **values: Any) -> None:
-        """Sends one request. Raises PolicyError if the child has ended."""
-        assert self._process is not None and self._process.stdin is not None
+        """Sends one request. Raises PolicyError if the child has not started, or has ended."""
+        if self._process is None or self._process.stdin is None:
+            raise PolicyError("The model's process has not started.")
         try:
             self._process.stdin.write((json.dumps({"op": op, **values}) + "\n").encode())
             await self._process.stdin.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os.path
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,10 @@ class ChatActions(Protocol):
 
 
 MODES = ("tokens", "mask", "logprobs")
-LOCAL = ("/quit", "/exit", "/help", "/replay", "/edit", "/context", *(f"/{mode}" for mode in MODES))
+LOCAL = (
+    *("/quit", "/exit", "/help", "/words", "/replay", "/edit", "/context"),
+    *(f"/{mode}" for mode in MODES),
+)
 """Commands that the screen or the pipe carries out itself; a mode shows every turn so, or as text again."""
 
 
@@ -99,8 +103,10 @@ def _set(rest: str) -> Command:
 
 def _number(op: str, key: str, text: str) -> Command:
     try:
-        value: float = float(text)
+        value = float(text)
     except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
         return Command(problem=f"{text!r} is not a number")
     return Command(op, {key: int(value) if key in ("max_new_tokens", "top_k") else value})
 

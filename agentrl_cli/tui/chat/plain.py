@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, PolicyError
+from agentrl_cli.reports.legend import LEGEND, legend_lines
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.commands import HELP, MODES, Command, carry_out, parse_command
 from agentrl_cli.tui.chat.view import event_lines
@@ -42,6 +43,7 @@ class PlainChat:
             **dict.fromkeys(("/edit", "/context"), partial(self._note, ON_SCREEN)),
             **{f"/{mode}": partial(self._show_mode, mode) for mode in MODES},
             "/help": partial(self._note, HELP),
+            "/words": partial(self._note, "\n".join(legend_lines(LEGEND, width))),
             "/replay": partial(self.request, Command("save")),
         }
 

@@ -62,6 +62,8 @@ class ChatScreen(AgentScreen):
         ],
     )
     busy = True
+    over = False
+    """Whether the model's process has ended."""
     asked = False
     """Whether a tool call waits for a decision."""
     model = template = ""
@@ -127,7 +129,7 @@ class ChatScreen(AgentScreen):
                 self.take(event)
         except (AgentRLError, OSError) as error:
             self.take({"ev": "error", "message": str(error), "hint": ""})
-        self.busy = True
+        self.busy = self.over = True
         self.model = f"{self.model} (ended)".strip()
         self.line.placeholder = "it has ended: /quit goes back"
         self._head()
@@ -181,7 +183,9 @@ class ChatScreen(AgentScreen):
 
     async def request(self, command: Command) -> None:
         """Sends a request, or keeps it until the model is done."""
-        if self.busy and command.op != "answer":
+        if self.over:
+            self.show_problem("The model's process has ended: /quit goes back.")
+        elif self.busy and command.op != "answer":
             self.waiting.append(command)
             text = "waiting; it is sent when the model is done. ctrl+x stops it."
             self.notify(f"{len(self.waiting)} {text}", timeout=3)
@@ -199,8 +203,8 @@ class ChatScreen(AgentScreen):
             self.take({"ev": "error", "message": error.message, "hint": error.hint})
 
     def show_problem(self, text: str) -> None:
-        """Shows a mistake in a line."""
-        self.take({"ev": "error", "message": text, "hint": ""})
+        """Shows a mistake in a line; the answer that is being generated stays."""
+        self.transcript.add({"ev": "error", "message": text, "hint": ""})
 
     async def _edit_last(self) -> None:
         """Takes the last exchange back; its first message goes into the line once the child has done so."""
@@ -212,7 +216,7 @@ class ChatScreen(AgentScreen):
 
     async def _save_and_replay(self) -> None:
         self._replay_when_saved = True
-        await self._send(Command("save"))
+        await self.request(Command("save"))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
