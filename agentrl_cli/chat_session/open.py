@@ -184,6 +184,8 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
     if past is not None:
         base, config, pack, task = past.base, past.config, past.pack, past.task
     else:
+        if len(given.pack) > 1:
+            raise UsageError("A chat is about one pack.", hint="Name one with --pack.")
         base, config = _settings(given)
         project = find_project(override=given.project)
         names = given.pack or (config.task.packs if project is not None else ())

@@ -294,7 +294,8 @@ def rerun_object(item: Rerun) -> dict[str, Any]:
 
 
 def child_object(child: Episode) -> dict[str, Any]:
-    """Return a stored child, as JSON."""
+    """Return a stored child, as JSON; one that ended before its first turn has no text."""
+    last = child.turns[-1].messages[-1:] if child.turns else ()
     return {
         "episode": child.id,
         "sample": child.sample,
@@ -305,9 +306,7 @@ def child_object(child: Episode) -> dict[str, Any]:
         "turns": len(child.turns),
         "tokens": child.trained_tokens,
         "flags": list(child.flags),
-        "text": str(child.turns[-1].messages[-1].get("content") or "")
-        if child.turns[-1].messages
-        else "",
+        "text": "".join(str(message.get("content") or "") for message in last),
     }
 
 

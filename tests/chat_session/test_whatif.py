@@ -14,7 +14,7 @@ from agentrl_cli.chat_session.changes import compare_worlds
 from agentrl_cli.chat_session.child import parse
 from agentrl_cli.chat_session.open import nearest_checkpoint
 from agentrl_cli.chat_session.rerun import advantages, chain_to, rerun_calls, same_answer
-from agentrl_cli.chat_session.whatif import ARGUMENTS, rerun_object, run
+from agentrl_cli.chat_session.whatif import ARGUMENTS, child_object, rerun_object, run
 from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import bundled_model
@@ -232,7 +232,7 @@ def test_requests_are_read() -> None:
     wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
     assert whatif_arguments("turn=2 n=4 T=0.7 model=a@best") == wanted
     assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "--edit=a\nb \\n = c"
-    for wrong in ("n=4", "turn=x", "turn=1 tmp=2", "again"):
+    for wrong in ("n=4", "turn=x", "turn=²", "turn=1 tmp=2", "again"):
         with pytest.raises(UsageError):
             whatif_arguments(wrong)
 
@@ -259,6 +259,21 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
         text = visible(pilot.app)
         assert "same" in text and "REWARD" in text and "advantage" in text
         await press(pilot, "q", then="agentrl replay")
+
+
+async def test_results_longer_than_the_screen_are_scrolled_by_keys(made: tuple[Path, str]) -> None:
+    db, episode = made
+    app = AgentApp(db, lambda reader: WhatIfScreen(reader, episode, ["--rerun"]))
+    async with showing(app, "REWARD", size=(80, 12)) as pilot:
+        screen = screen_of(pilot, WhatIfScreen)
+        screen.take({"ev": "fatal", "message": "late", "hint": "\n".join(map(str, range(30)))})
+        await press(pilot, "pagedown", then=lambda: screen.page.scroll_offset.y == 10)
+        lost = {"ev": "child", **child_object(Episode("kept", "p/1"))}
+        assert lost["text"] == "" and lost["reward"] is None
+        for n in range(30):
+            screen.take({**lost, "episode": f"kept{n:02}", "reward": None if n else 1.0})
+        await press(pilot, "pagedown", "pagedown", then="kept20")
+        await press(pilot, *["pagedown"] * 2, then="0 of 30 solved, mean reward 1.00")
 
 
 async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:

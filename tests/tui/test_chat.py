@@ -100,6 +100,7 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         (["--model", "/no/such/model"], "not found"),
         (["--model", "scripted", "--pack", "calc-tusk"], "calc-tusk"),
         (["--model", "scripted", "--task", "x"], "needs a pack"),
+        (["--model", "scripted", "--pack", "calc-task", "--pack", "code-task"], "one pack"),
     ],
 )
 async def test_a_wrong_model_pack_or_task_is_reported(

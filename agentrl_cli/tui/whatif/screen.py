@@ -15,7 +15,7 @@ from agentrl_cli.tui.common.agent_screen import LinesScreen
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import HERE, TITLE, clip
+from agentrl_cli.tui.common.text import HERE, TITLE, clip, num
 from agentrl_cli.tui.whatif.view import MODULE, event_lines
 
 KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
@@ -29,12 +29,12 @@ Nothing here touches the episode itself: results are stored as its children (par
 
 
 class WhatIfScreen(LinesScreen):
-    """One request; `arguments` as `client.whatif_arguments` returns them."""
+    """One request; `arguments` as `view.whatif_arguments` returns them."""
 
     BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "whatif",
         [
-            *moving("move"),
+            *moving("move", page=10),
             Binding("enter", "open", "open"),
             Binding("i", "list", "what-ifs"),
             *FINDING,
@@ -52,7 +52,8 @@ class WhatIfScreen(LinesScreen):
             ["--db", str(reader.path), "--episode", episode_id, *arguments], MODULE
         )
         self.events: list[dict[str, Any]] = []
-        self.cursor = 0
+        self.cursor = self.line = 0
+        """The chosen episode, and its line."""
         self.state = "starting …"
 
     def on_mount(self) -> None:
@@ -104,18 +105,25 @@ class WhatIfScreen(LinesScreen):
             shown = event_lines(event, max(self.size.width - 4, 30))
             if shown and chosen and event.get("episode") == chosen and event["ev"] != "from":
                 shown[0].stylize(HERE)
+                self.line = len(lines)
             lines += shown
         children = [event for event in self.events if event["ev"] == "child"]
         if children:
-            mean = sum(event["reward"] for event in children) / len(children)
+            graded = [event["reward"] for event in children if event["reward"] is not None]
+            mean = num(sum(graded) / len(graded) if graded else None, ".2f")
             solved = sum(event["outcome"] == "solved" for event in children)
-            text = f"{solved} of {len(children)} solved, mean reward {mean:.2f}"
+            text = f"{solved} of {len(children)} solved, mean reward {mean}"
             lines.append(Text(text, TITLE))
         self.page.show(lines)
 
     def action_move(self, step: int) -> None:
+        """Chooses another stored episode; scrolls if there is none to choose from."""
+        if len(self.stored) < 2:
+            self.action_scroll_by(step)
+            return
         self.cursor = max(0, min(self.cursor + step, len(self.stored) - 1))
         self.paint()
+        self.page.keep_in_sight(self.line, middle=True)
 
     def action_open(self) -> None:
         if self.cursor < len(self.stored):

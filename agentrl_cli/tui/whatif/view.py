@@ -37,7 +37,7 @@ def whatif_arguments(text: str) -> list[str]:
         if option is None or not equals or not value:
             raise UsageError(f"A what-if cannot be read: {word!r}.", hint=EXAMPLE)
         digits = value.replace(".", "", key.lower() == "t")
-        if key.lower() != "model" and not digits.isdigit():
+        if key.lower() != "model" and not digits.isdecimal():
             raise UsageError(f"{key}= needs a number, not {value!r}.", hint=EXAMPLE)
         out += [option, value]
     if "--turn" not in out:
