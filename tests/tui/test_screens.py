@@ -151,6 +151,8 @@ def test_settings_file(tmp_path: Path) -> None:
         ("- 1", "valid dictionary"),
         ("keys: 3", "keys 3: Input should be"),
         ("a: [", "read"),
+        ("1: x\npalette: grey", "1 'x'"),
+        ("true: x", "True 'x'"),
     ):
         path.write_text(text)
         assert said in read_settings(path)[1]

@@ -50,14 +50,15 @@ def read_settings(path: Path) -> tuple[Settings, str]:
         found = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return Settings(), f"{path} cannot be read: {error}"
+    if isinstance(found, dict):
+        found = {str(name): value for name, value in found.items()}
     try:
         return Settings.model_validate(found), ""
     except ValidationError as error:
         wrong = [(str(one["loc"][0]) if one["loc"] else "", one["msg"]) for one in error.errors()]
-    good = found if isinstance(found, dict) else {}
-    good = {name: value for name, value in good.items() if name not in dict(wrong)}
     name, problem = wrong[0]
-    shown = f" {name} {good.get(name, found[name])!r}" if name else ""
+    good = {key: found[key] for key in found if key not in dict(wrong)} if name else {}
+    shown = f" {name} {found[name]!r}" if name else ""
     return Settings.model_validate(good), f"{path}:{shown}: {problem}"
 
 
