@@ -54,7 +54,8 @@ def load(
             newest = store.episodes.rows(store.episodes.ids("kind:train", "-time", run.id, limit=1))
             which = f"step:{newest[0].step or 0 if newest else 0} kind:train"
         done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
-    if old is not None and old.step == data.step and old.notable:
+    here = data.step, run.status, len(data.evals)
+    if old is not None and old.notable and (old.step, old.run.status, len(old.evals)) == here:
         same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
     else:
         same = {**notable_of(store, run.id, data.step), **_sizes(store, run.id)}
@@ -98,7 +99,7 @@ def _describe_alerts(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free", "health")
-"""Read once a step."""
+"""Read again after a step, an evaluation, and the end of the run."""
 
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:

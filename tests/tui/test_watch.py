@@ -248,6 +248,17 @@ def test_reading_again_reads_only_what_is_new(db: Path) -> None:
     ]
 
 
+def test_the_health_follows_a_run_that_fails_between_two_steps(db: Path) -> None:
+    with Store.open(db) as store:
+        first = load(store, "run7")
+        store.runs.update("run7", status="failed", error="out of memory")
+        store.flush()
+        second = load(store, "run7", first)
+    (machine,) = (one for one in second.health if one.stage == "machine")
+    assert "process" not in [one.name for one in first.health]
+    assert machine.name == "process" and "out of memory" in machine.text
+
+
 def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     with Store.open(db) as store:
         going = store.episodes.get("ep_live").with_(
