@@ -166,11 +166,7 @@ def rename(
     """Rename a run. Its folder keeps the old name. --json prints {"id", "name", "before"}."""
     with where.open(readonly=False) as store:
         found = store.runs.get(run)
-        if any(other.name == name for other in store.runs.all()):
-            raise UsageError(
-                f"A run {name!r} exists already.", hint="Names are unique within a store."
-            )
-        store.runs.update(found.id, name=name)
+        store.runs.rename(found.id, name)
     renamed = {"id": found.id, "name": name, "before": found.name}
     answer(json, renamed, f"{found.name} is now {name}.")
 

@@ -129,6 +129,18 @@ class Runs(Part):
             if not conn.execute(f"UPDATE runs SET {sets} WHERE id=?", [*values, run_id]).rowcount:
                 raise NotFound(f"No run {run_id!r} in {self.file.path}.")
 
+    def rename(self, run_id: str, name: str) -> None:
+        """Set a run's name. Raises UsageError if it is taken, or is not one word of a shell as `add` makes it."""
+        if name == "last" or not re.fullmatch(r"(?!-)[\w.,:@%+=/-]+", name):
+            raise UsageError(
+                f"{name!r} cannot be the name of a run.", hint="Take letters, digits, and . _ or -."
+            )
+        if self.file.select("SELECT 1 FROM runs WHERE name=?", (name,)):
+            raise UsageError(
+                f"A run {name!r} exists already.", hint="Names are unique within a store."
+            )
+        self.update(run_id, name=name)
+
     def add_folder(self, run: RunRow) -> RunRow:
         """Return the run with its own folder beside the store, created if absent. Raises StoreError."""
         if self.file.home is None:

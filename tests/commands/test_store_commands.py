@@ -271,7 +271,9 @@ def test_runs_list_and_rename(run: Cli) -> None:
     renamed = run.json("runs", "rename", "grpo-07", "baseline")
     assert renamed == {"id": "1aaa", "name": "baseline", "before": "grpo-07"}
     assert "baseline" in run("runs", "list")
-    run("runs", "rename", "baseline", "grpo-08", code=2)
+    run("runs", "rename", "baseline", "grpo-08", code=2, said="exists already")
+    for name in ("two words", "", "last", "a;b"):
+        run("runs", "rename", "baseline", name, code=2, said="cannot be the name of a run")
 
 
 def test_db(run: Cli, db: Path, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
             # Keys that come while the question is still open would be lost on a busy machine.
             await until(pilot, lambda: "Delete grpo-06?" not in visible(pilot.app))
         await until_text(pilot, "1 run")
+        await press(pilot, "m", *" x", "enter", then="'grpo-07 x' cannot be the name of a run")
     assert not folder.exists()
     with Store.open(db, readonly=True) as store:
         assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids(

@@ -224,10 +224,7 @@ class RunsScreen(AgentScreen):
 
     @work(group="write", exit_on_error=False)
     async def _rename(self, run: RunRow, name: str) -> None:
-        if any(summary.run.name == name for summary in self.every):
-            self.notify(f"There is a run {name} already.", severity="warning", markup=False)
-            return
-        await self.reader.write(lambda store: store.runs.update(run.id, name=name))
+        await self.reader.write(lambda store: store.runs.rename(run.id, name))
         self.action_reload()
 
     def action_delete(self) -> None:
