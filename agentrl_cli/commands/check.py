@@ -19,7 +19,7 @@ from agentrl_cli.commands.common import (
     warn,
     warn_unsafe,
 )
-from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.commands.options import SettingsOptions, refuse_idle
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
 from agentrl_cli.paths import find_pack, find_project, portable
 
@@ -68,6 +68,7 @@ def command(
     """
     import asyncio
 
+    refuse_idle("for packs by name", {"--model": packs and model})
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
     names = packs or context.config.task.packs

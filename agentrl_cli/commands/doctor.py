@@ -22,8 +22,9 @@ from agentrl_cli.commands.common import (
     open_project,
     warn,
 )
+from agentrl_cli.commands.options import refuse_idle
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import ConfigError, NotFound, UsageError
+from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.tui.common.plain_text import harmless
 
@@ -99,15 +100,12 @@ def command(
     with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
     "would_skip": []}
     """
-    if level is not None and not sandbox:
-        raise UsageError(
-            "--level chooses what --sandbox attacks.",
-            hint=f"agentrl doctor --sandbox --level {level}",
-        )
-    if not gpu and (device is not None or seconds is not None):
-        raise UsageError(
-            "--device and --seconds belong to --gpu.", hint="agentrl doctor --gpu --device cuda:0"
-        )
+    refuse_idle("without --sandbox", {"--level": level and not sandbox})
+    with_gpu = {"--device": device, "--seconds": seconds is not None}
+    refuse_idle("without --gpu", {} if gpu else with_gpu)
+    ways = {"--template": template, "--gpu": gpu, "--model": model, "--cluster": cluster}
+    given = [name for name, value in {**ways, "--sandbox": sandbox}.items() if value]
+    refuse_idle(f"with {''.join(given[:1])}", dict.fromkeys(given[1:], True))
     if template is not None:
         _audit(template, as_json)
         return

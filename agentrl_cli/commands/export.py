@@ -92,7 +92,8 @@ def command(
     """
     format = _check_options(format, filter, out, force, bool(names), report)
     if report:
-        refuse_idle("with --report", {"--group": group, "--no-tokens": not tokens})
+        idle = {"--group": group, "--no-tokens": not tokens, "--run": names and where.run}
+        refuse_idle("with --report", idle)
         if len(names or []) > 1 or format not in ("", Kind.html, Kind.md):
             raise UsageError("A report is of one run, as --format html or md.")
         run = (names or [where.run or "last"])[0]
@@ -131,6 +132,8 @@ def _check_options(
         raise UsageError(
             "--filter cannot be combined with names of episodes or --report: leave one out."
         )
+    if out is not None and out.is_dir() and not report:
+        raise UsageError(f"{out} is a folder.", hint="Name a file in it.")
     if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
     page = not format and not report and out is not None and out.suffix.lower() in (".html", ".htm")

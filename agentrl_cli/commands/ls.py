@@ -86,8 +86,9 @@ class SearchOptions:
                 f"with {given[0]}", {what: what is not What.episodes, **dict.fromkeys(given[1:], 1)}
             )
             refuse_idle(f"with {given[0]}", {"--run": run and given[0] != "--grep"})
-        if given == ["--grep"]:
-            refuse_idle("with --grep; there is --json", {"--format": format is not Format.table})
+        if given in (["--grep"], ["--schema"]):
+            other = {"--format": format is not Format.table}
+            refuse_idle(f"with {given[0]}; there is --json", other)
         if self.grep is None:
             refuse_idle(
                 "without --grep",

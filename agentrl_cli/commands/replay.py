@@ -20,7 +20,7 @@ from agentrl_cli.commands.common import (
     is_terminal,
     narrate,
 )
-from agentrl_cli.commands.options import RunStoreOptions
+from agentrl_cli.commands.options import RunStoreOptions, refuse_idle
 from agentrl_cli.commands.place import place_in
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.tui.common.plain_text import STEERS
@@ -112,7 +112,12 @@ def command(
         raise UsageError(
             "--no-mask works only with --svg.", hint="The screen itself masks nothing."
         )
+    printed = {"--plain": shown.plain, "--tokens": shown.tokens, "--json": shown.json}
+    refuse_idle("with --svg", printed if shown.svg is not None else {})
+    refuse_idle("without --whatif", {"--script": again.whatif is None and again.script})
     if again.whatif is not None or again.verify:
+        idle = {"--filter": listed.filter, "--layer": shown.layer, "--tokens": shown.tokens}
+        refuse_idle("when calls run again", {**idle, "--svg": shown.svg})
         raise typer.Exit(_rerun(where, episode or "last", again, as_json=shown.json))
     file = Path(episode or "").expanduser()
     if file.suffix[:5] == ".json" and not file.is_file():
@@ -154,6 +159,7 @@ def _show(
             found: str | None = _first_of(store, run_id, listed)
         else:
             found = store.episodes.resolve(episode, run_id) if episode else None
+        refuse_idle("on the screen", {"--layer": not printed and shown.layer})
         if printed and found is not None:
             return _print(store, found, shown)
         if shown.svg is not None and shown.mask and found is not None:
@@ -190,6 +196,8 @@ def _print(store: Store, episode: str, shown: PlainOptions) -> None:
 
     if shown.layer and shown.layer not in LAYERS:
         raise UsageError(f"Unknown layer {shown.layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
+    whole = shown.tokens or shown.json
+    refuse_idle("with --tokens or --json", {"--layer": whole and shown.layer})
     if shown.tokens:
         return echo_jsonl(token_rows(store, episode))
     if shown.json:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import Context, JsonOption, data_stdout, echo_json, narrate
-from agentrl_cli.commands.options import ForceOption, ModelOptions, RateOption
+from agentrl_cli.commands.options import ForceOption, ModelOptions, RateOption, refuse_idle
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, UsageError
 from agentrl_cli.models.output_lock import writing
@@ -121,6 +121,8 @@ class DataOptions:
              "--data excludes --recipe, --from-store, --best-of, --teacher and --pack.", ""),
             (self.teacher is not None and self.from_store is not None,
              "--teacher and --from-store exclude each other: its episodes are selected by their reward.", ""),
+            (self.teacher is None and (self.count, self.group) != (64, 1),
+             "--count and --group are of the attempts of a --teacher.", ""),
         ):  # fmt: skip
             if wrong:
                 raise UsageError(text, hint=hint)
@@ -161,6 +163,8 @@ def command(
     --resume continues.
     """
     data.require_consistent(bool(work.pack))
+    settings = {"--model": work.model, "--pack": work.pack, "--config": work.config}
+    refuse_idle("with --recipe", {**settings, "--set": work.sets} if data.recipe else {})
     given = {"steps": steps, "lr": lr, "tool_rate": data.tool_rate, "seed": work.seed}
     given = {key: value for key, value in given.items() if value is not None}
     if any(place.is_file() for place in (out, *out.parents)):

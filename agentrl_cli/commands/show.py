@@ -8,7 +8,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
-from agentrl_cli.commands.options import RunStoreOptions
+from agentrl_cli.commands.options import RunStoreOptions, refuse_idle
 from agentrl_cli.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def command(
     with where.open() as store:
         found = _find(store, "last" if name is None else name, where.run_id(store))
         if time or step is not None:
+            refuse_idle("with --time", {"--tokens": tokens, "--turn": turn is not None})
+            refuse_idle("for an episode", {"--step": isinstance(found, str) and step is not None})
             return _print_time(store, found, step, json)
         if not isinstance(found, str):
             if tokens or turn is not None:

@@ -214,7 +214,20 @@ def test_export(run: Cli, tmp_path: Path) -> None:
     run("ls", "--sql", "select 1", "--grep", "a", code=2, said="--grep does nothing with --sql")
     run("ls", "--sql", "select 1", "--run", "x", code=2, said="--run does nothing with --sql")
     run("ls", "--grep", "a", "--format", "csv", code=2, said="--format does nothing with --grep")
+    run("ls", "--schema", "--format", "csv", code=2, said="--format does nothing with --schema")
     run("ls", "--param", "1", code=2, said="--param does nothing without --sql")
+    run("show", "last", "--step", "1", code=2, said="--step does nothing for an episode")
+    run("show", "grpo-07", "--time", "--turn", "1", code=2, said="--turn does nothing with --time")
+    run("export", "best", "-o", str(tmp_path), code=2, said="is a folder")
+    run("export", "best", "-o", ".", code=2, said="is a folder")
+    run("export", "grpo-07", "--report", "--run", "x", code=2, said="--run does nothing with")
+    for words, said in (
+        (["--svg", "a.svg", "--json"], "--json does nothing with --svg"),
+        (["--script", "a.json"], "--script does nothing without --whatif"),
+        (["--verify", "--layer", "logp"], "--layer does nothing when calls run again"),
+        (["--json", "--layer", "logp"], "--layer does nothing with --tokens or --json"),
+    ):
+        run("replay", "best", *words, code=2, said=said)
     run("export", "-f", "reward:>0.2", "last", code=2, said="cannot be combined")
     run("export", "grpo-07", code=2, said="agentrl export --report grpo-07")
     run("export", "grpo-0", code=2, said="Runs of a similar name: grpo-0")

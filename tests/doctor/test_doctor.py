@@ -135,7 +135,8 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(cli: Cli) -> None:
     (row,) = cli.json("doctor", "--sandbox", "--level", "bare", code=3, said="level bare")
     assert row["status"] == "fail"
     cli("doctor", "--sandbox", "--level", "nothing", code=2)
-    cli("doctor", "--level", level, code=2)  # it would be read and change nothing
+    cli("doctor", "--level", level, code=2, said="--level does nothing without --sandbox")
+    cli("doctor", "--sandbox", "--gpu", code=2, said="--sandbox does nothing with --gpu")
 
 
 def test_the_server_that_samples_is_asked() -> None:
@@ -219,6 +220,6 @@ async def test_what_failed_is_not_used() -> None:
 
 
 def test_the_command(cli: Cli) -> None:
-    cli("doctor", "--device", "cpu", code=2)
+    cli("doctor", "--device", "cpu", code=2, said="--device does nothing without --gpu")
     unknown = "Unknown model.device 'nonsense'"
     cli("doctor", "--gpu", "--device", "nonsense", "--json", code=3, said=unknown)

@@ -122,6 +122,7 @@ REWARDS = {'exact': lambda episode, ctx: float(ctx.final_text == '#### ' + ctx.t
 """
     (pack / "task.py").write_text(code + marked)
     cli("check", str(pack), said="no `solve(row)`; `#### ")
+    cli("check", str(pack), "--model", "tiny", code=2, said="--model does nothing for packs")
     zero = "\n\nREWARDS = {'exact': lambda episode, ctx: ctx.part(0.0, 'compared with None')}\n"
     (pack / "task.py").write_text(code + zero)
     cli("check", str(pack), said=("is unsolved by its own answer", "compared with None"))

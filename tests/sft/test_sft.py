@@ -473,6 +473,8 @@ def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
     (cli.folder / "table").write_bytes(b"PAR1\x15\x04")
     for more, said in (
         (["--best-of", "2", "--recipe", "tiny-agent"], "--recipe"),
+        (["--recipe", "tiny-agent", "--model", "tiny"], "--model does nothing with --recipe"),
+        (["--count", "8"], "--count and --group are of the attempts"),
         (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
         (["--demonstrations", "0.5"], "needs episodes from the store"),
         (["--data", "rows.csv"], "agentrl init NAME --from rows.csv"),

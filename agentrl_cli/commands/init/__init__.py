@@ -20,6 +20,7 @@ from agentrl_cli.commands.common import (
     narrate,
     warn,
 )
+from agentrl_cli.commands.options import refuse_idle
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
 from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, shipped_packs
 from agentrl_cli.registry.plugins import offers
@@ -107,6 +108,7 @@ def command(
     """
     if list_packs:
         return _list(as_json)
+    refuse_idle("without --from", {"--python": python and not sources})
     notes: list[str] = []
     if blank is not None or sources:
         name = blank or pack
