@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -220,8 +221,7 @@ def delete(
 
 
 def _days(text: str) -> float:
-    units = {"d": 1.0, "h": 1 / 24, "w": 7.0}
-    try:
-        return float(text.rstrip("dhw")) * units[text[-1:] if text[-1:] in units else "d"]
-    except ValueError:
-        raise UsageError(f"--older-than needs a time like 7d or 12h, not {text!r}.") from None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([dhw]?)", text)
+    if found is None:
+        raise UsageError(f"--older-than needs a time like 7d or 12h, not {text!r}.")
+    return float(found[1]) * {"h": 1 / 24, "w": 7.0}.get(found[2], 1.0)

@@ -157,6 +157,8 @@ def command(
         "task.agent": agent,
         "model.name": models.model[0] if models.model else None,
     }
+    if svg is not None and not svg.absolute().parent.is_dir():
+        raise UsageError(f"The folder of {svg} does not exist.")
     with data_stdout():
         if bench is not None:
             return _run_bench(bench, flags, models, attempts, work, svg, as_json)

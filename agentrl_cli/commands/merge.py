@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -92,7 +93,8 @@ def command(
         else:
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"
-            narrate(f"{full}: {what}, {done.dtype}. Try it: agentrl chat --model {done.folder}")
+            chat = f"agentrl chat --model {shlex.quote(str(done.folder))}"
+            narrate(f"{full}: {what}, {done.dtype}. Try it: {chat}")
 
 
 def _name_checkpoint(store: Store | None, name: str | None, run: str | None) -> str:

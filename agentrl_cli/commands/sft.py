@@ -179,9 +179,8 @@ def command(
             loss = _fine_tune(context, given, out, data)
         if as_json:
             echo_json({"folder": str(out), "loss": loss})
-    narrate(
-        f"The model is in {out}; loss {loss:.3f}. Train it further: agentrl train --model {out}"
-    )
+    further = f"agentrl train --model {shlex.quote(str(out))}"
+    narrate(f"The model is in {out}; loss {loss:.3f}. Train it further: {further}")
 
 
 class _Losses:
@@ -227,9 +226,8 @@ def _use_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> fl
             )
         )
     if not done:
-        narrate(
-            f"Stopped after step {losses.step}. Continue: agentrl sft {out} --recipe {name} --resume"
-        )
+        again = f"agentrl sft {shlex.quote(str(out))} --recipe {shlex.quote(name)} --resume"
+        narrate(f"Stopped after step {losses.step}. Continue: {again}")
         raise typer.Exit(130)
     return losses.mean
 

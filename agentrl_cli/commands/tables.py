@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, narrate
+from agentrl_cli.errors import writing
 from agentrl_cli.tui.common.plain_text import align_rows, fit_columns, markdown_rows
 
 if TYPE_CHECKING:
@@ -68,12 +69,12 @@ def print_rows(
 def write_svg(
     path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models: Sequence[EvalResult]
 ) -> None:
-    """A picture of pass@1: a row for each split, a bar for each model."""
+    """Write a picture of pass@1: a row for each split, a bar for each model. Raises StoreError."""
     from agentrl_cli.reports.svg import bars_svg
 
-    path.write_text(
-        bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8"
-    )
+    picture = bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models])
+    with writing(str(path), hint="Name another file with --svg."):
+        path.write_text(picture, encoding="utf-8")
     narrate(f"Picture: {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -92,7 +93,8 @@ def show(
         boxed = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
         echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
-        echo(f"\nagentrl tools call {name} '{json.dumps(dict(example), ensure_ascii=False)}'")
+        given = shlex.quote(json.dumps(dict(example), ensure_ascii=False))
+        echo(f"\nagentrl tools call {shlex.quote(name)} {given}")
 
 
 LIMITS = {

@@ -163,8 +163,8 @@ def _check_engine(name: str, base: Path) -> Check:
     if not (folder / "config.json").is_file():
         return Check("engine", "ok", f"known when {name} is loaded: it is not a local folder")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         fix = "Correct model.name, or copy its folder again."
         return Check("engine", "fail", f"{name}: {error}", fix)
     images = "it reads images" if config.get("vision_config") else ""

@@ -51,10 +51,12 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
     )
     longer = str(e.get("rollout", "max_new_tokens", 256) * 4)
     command = command.replace("…", words.get("named", ""))
+    if "PART" in command and not words.get("moved"):
+        return "agentrl check --all"
     if not best:  # the best checkpoint is the base
         command = command.replace("RUN@best", "RUN@last")
     values = {
-        "RUN": e.run.name, "MODEL": model, "LOWER": f"{lr / 10:.1g}",
+        "RUN": e.run.name, "MODEL": shlex.quote(model), "LOWER": f"{lr / 10:.1g}",
         "HIGHER": f"{lr * 30:.1g}", "LONGER": longer,
         "PARSER": words.get("parser", ""), "PART": words.get("moved", ""),
         "TOOL": words.get("tool", ""), "ARGUMENTS": shlex.quote(words.get("arguments", "{}")),

@@ -27,7 +27,7 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from agentrl_cli.errors import nearest
+from agentrl_cli.errors import nearest, writing
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.tui.common.agent_screen import SCREENS, picture
 from agentrl_cli.tui.common.keys import describe_keys, read_settings, settings_path
@@ -212,7 +212,7 @@ def unknown_key(keys: Mapping[str, str]) -> str:
 def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120, 40)) -> None:
     """Runs the application without a terminal until its first screen has painted, and writes that as SVG.
 
-    Raises OSError if the file cannot be written.
+    Raises StoreError if the file cannot be written.
     """
     import asyncio
 
@@ -224,7 +224,8 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
             await pilot.pause()
             return picture(app, title)
 
-    path.write_text(asyncio.run(draw_picture()), "utf-8")
+    with writing(str(path), hint="Name another file with --svg."):
+        path.write_text(asyncio.run(draw_picture()), "utf-8")
 
 
 def watch(db: Path, run: str, *, follow: bool = False) -> None:

@@ -305,7 +305,9 @@ def test_db(run: Cli, db: Path, tmp_path: Path) -> None:
         assert np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
     with Store.open(copy, readonly=True) as store:
         assert store.signals.get("1e0") is not None
-    run("db", "prune", "--older-than", "soon", code=2)
+    for time in ("soon", "-5d", "nan", "7dd", "h"):
+        run("db", "prune", f"--older-than={time}", code=2, said="needs a time like 7d")
+    assert run.json("db", "prune", "--older-than", "1.5h", "--dry-run")["done"] is False
     run("db", "prune", "--keep", "bset", code=2)
     run("db", "vacuum")
 

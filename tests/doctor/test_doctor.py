@@ -16,7 +16,7 @@ from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.device_trial import try_part
-from agentrl_cli.doctor.machine import check_machine, check_server
+from agentrl_cli.doctor.machine import _check_engine, check_machine, check_server
 from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.inference.remembered import recall
@@ -137,6 +137,12 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(cli: Cli) -> None:
     cli("doctor", "--sandbox", "--level", "nothing", code=2)
     cli("doctor", "--level", level, code=2, said="--level does nothing without --sandbox")
     cli("doctor", "--sandbox", "--gpu", code=2, said="--sandbox does nothing with --gpu")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[1]", b"{"])
+def test_a_damaged_model_folder_is_a_failed_check(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    assert _check_engine(str(tmp_path), Path()).status == "fail"
 
 
 def test_the_server_that_samples_is_asked() -> None:

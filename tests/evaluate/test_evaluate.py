@@ -646,6 +646,7 @@ def test_eval_of_a_model_beside_an_endpoint(project: Cli, tmp_path: Path) -> Non
     assert heads.split() == ["scripted", "robot"] and rates.split()[1::3] == ["0.600", "0.000"]
     assert "McNemar's exact test p = 0.25" in out
     assert (tmp_path / "x.svg").read_text().count("<rect") == 3
+    project("eval", "--svg", "none/x.svg", code=2, said="The folder of none/x.svg does not exist")
     project("eval", "--endpoint", "@http://127.0.0.1:9/v1", code=2, said="names no model")
     two = ("eval", "--model", "a", "--model", "b")
     for words, name in (

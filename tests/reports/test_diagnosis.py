@@ -121,7 +121,8 @@ def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
     assert "0.70 to 1.84" in found.text and "0.90 to 0.25" in found.text
     rows = steps([0.5] * 25, reward=[0.3 + 0.02 * n for n in range(25)])
     flat = [rate(step, 0.4, 40) for step in (0, 12, 24)]
-    assert [one.name for one in diagnose(case(rows, evals=flat))] == ["reward_hacking"]
+    (found,) = diagnose(case(rows, evals=flat))
+    assert found.name == "reward_hacking" and found.command == "agentrl check --all", "no part"
     rising = [rate(0, 0.4, 40), rate(12, 0.45, 40), rate(24, 0.5, 40)]
     assert not diagnose(case(rows, evals=rising))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from datetime import date
@@ -501,3 +502,13 @@ def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, cli: Cli) -> N
         and "by (integer, from 1, to 9)" in shown
     )
     assert "of (array of number)" in shown and "x (integer or null)" in shown
+
+
+def test_an_example_of_a_tool_runs_in_a_shell_as_it_is_printed(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "tool.py").write_text(
+        "from agentrl_cli.tools import tool\n\n"
+        '@tool(examples=({"text": "it\'s"},))\n'
+        'def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n'
+    )
+    command = cli("tools", "show", "tool.py:shout").splitlines()[-1]
+    assert cli(*shlex.split(command)[1:]) == "IT'S\n"

@@ -341,6 +341,7 @@ def test_without_colours_the_glyphs_say_the_same(
     cli("replay", EP, "--svg", "r.svg", "--db", str(db))
     text = (cli.folder / "r.svg").read_text("utf-8")
     assert "eeeeee" in text and "~~~~" in text
+    cli("replay", EP, "--svg", "none/r.svg", "--db", str(db), code=3, said="could not be written")
 
 
 @pytest.mark.parametrize(
