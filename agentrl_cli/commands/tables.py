@@ -36,12 +36,10 @@ def print_rows(
     format: Format = Format.table,
     *,
     least: Sequence[str] = (),
-    width: int | None = None,
 ) -> None:
     """Print rows under their column names to stdout.
 
     A table that is wider than the terminal loses columns, those of `least` first, then from the right; the first stays.
-    `width`: cells of a line; None: those of the terminal, without a limit elsewhere.
     """
     if format is Format.json:
         echo_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -55,8 +53,7 @@ def print_rows(
         for line in markdown_rows(names, rows):
             echo(line)
     else:
-        if width is None and sys.stdout.isatty():
-            width = shutil.get_terminal_size().columns
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         places, dropped = fit_columns(names, rows, least, width)
         for line in align_rows(
             [names[n] for n in places], [[row[n] for n in places] for row in rows]

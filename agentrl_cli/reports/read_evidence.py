@@ -76,11 +76,9 @@ def read_evidence(
 
 def compares(config: Mapping[str, Any]) -> bool:
     """Whether a run's estimator learns from spread within groups alone."""
-    algo: Any = config.get("algo") or {}
-    advantage: Any = algo.get("advantage") or {}
-    found = ESTIMATORS.get(str(advantage.get("name")))
-    kl: Any = algo.get("kl") or {}
-    in_reward = kl.get("coef") and kl.get("where") == "reward"
+    found = ESTIMATORS.get(str(reference.get_setting(config, "algo.advantage.name")))
+    coefficient, where = (reference.get_setting(config, f"algo.kl.{k}") for k in ("coef", "where"))
+    in_reward = coefficient and where == "reward"
     return found is None or (found.compares == "rewards" and not in_reward)
 
 

@@ -98,13 +98,15 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def pick_settings(settings: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of these dotted keys, those of sections that a run stored; None if absent."""
-    found = {}
-    for key in keys:
-        value: Any = settings
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        found[key] = value
-    return found
+    return {key: get_setting(settings, key) for key in keys}
+
+
+def get_setting(settings: Mapping[str, Any], key: str) -> Any:
+    """Return a run's stored setting by its dotted key; None if absent."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def read_reference(folder: Path, model: str, rows: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,7 +233,8 @@ def _sample(
         (turn.role, "\n".join(content_text(m.get("content")) for m in turn.messages))
         for turn in episode.turns
     ]
-    clean = [(role, mask_text(text)) for role, text in whole] if masked else whole
+    hide: Callable[[str], str] = mask_text if masked else str
+    clean = [(role, hide(text)) for role, text in whole]
     turns: list[tuple[str, tuple[tuple[str, float], ...]]] = []
     if clean != whole:
         turns = [(role, ((text, math.nan),)) for role, text in clean]
@@ -249,16 +250,10 @@ def _sample(
                 (turn.role, tuple(_merge_untrained([(pieces[i], float(push[i])) for i in own])))
             )
     parts = tuple(
-        (part.name, part.value, part.weight, part.detail) for part in episode.reward_parts
+        (part.name, part.value, part.weight, hide(part.detail)) for part in episode.reward_parts
     )
-    flags = tuple(f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode))
-    secret = clean != whole
-    if masked:
-        parts = tuple(
-            (name, value, weight, mask_text(detail)) for name, value, weight, detail in parts
-        )
-        flags = tuple(mask_text(flag) for flag in flags)
-    return Sample(why, row, parts, flags, tuple(turns), secret)
+    flags = tuple(hide(f"{flag.name} {flag.evidence}".strip()) for flag in find_flags(episode))
+    return Sample(why, row, parts, flags, tuple(turns), clean != whole)
 
 
 def _merge_untrained(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -301,15 +301,12 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
     def mean(values: Sequence[float]) -> float | None:
         return float(np.mean(values)) if len(values) else None
 
-    def count_trained(facts: Sequence[str]) -> int:
-        return sum(fact == Fact.TRAINED for fact in facts)
-
     return {
         "episodes": len(found),
         "changed": sum(abs(c.delta or 0.0) > 1e-12 for c in graded),
         "reward_before": mean([c.episode.graded_reward for c in graded]),
         "reward": mean([c.reward for c in graded if c.reward is not None]),
-        "trained_before": count_trained([c.episode.fact for c in found]),
-        "trained": count_trained([c.fact for c in found]),
+        "trained_before": sum(c.episode.fact == Fact.TRAINED for c in found),
+        "trained": sum(c.fact == Fact.TRAINED for c in found),
         "sign_flips": len(flips),
     }

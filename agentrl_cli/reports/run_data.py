@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.reports.compare import METRICS, series, stored_name
 from agentrl_cli.reports.diagnosis import Finding
-from agentrl_cli.reports.reference import EVENT, parse_reference
+from agentrl_cli.reports.reference import EVENT, get_setting, parse_reference
 from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.types import kind_of
@@ -150,9 +150,7 @@ class RunData:
     @property
     def has_reference(self) -> bool:
         """Whether the KL is to a reference model."""
-        algo = self.run.config.get("algo")
-        kl = algo.get("kl") if isinstance(algo, Mapping) else None
-        weight = kl.get("coef") if isinstance(kl, Mapping) else None
+        weight: object = get_setting(self.run.config, "algo.kl.coef")
         return bool(self.series("kl")) and weight != 0
 
     def band(self, name: str) -> list[Series]:
@@ -183,8 +181,7 @@ class RunData:
     @property
     def learning_rate(self) -> float | None:
         """Learning rate of the last step, or as configured before the first one."""
-        train = self.run.config.get("train")
-        configured = float(train["lr"]) if isinstance(train, Mapping) and "lr" in train else None
+        configured: float | None = get_setting(self.run.config, "train.lr")
         last = self.last("lr")
         return configured if last is None else last
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry.plugins import spread_settings
+from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.types import Episode, Turn
 
@@ -27,6 +28,7 @@ ONE_CORE = 1.4
 IMPORTED = "import"
 """Kind of episodes that another program made: no setting here shortens them."""
 UNKNOWN = "The file says when each message was there, and not how long anything took."
+AHEAD = "agentrl train --set rollout.async_staleness=1"
 SMALL = 0.02
 """Share of the whole below which waiting has no line of its own."""
 
@@ -193,14 +195,6 @@ def _episodes(store: Store, run: RunRow, step: int) -> list[EpisodeRow]:
     return store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "time", run.id))
 
 
-def _get(config: Mapping[str, Any], key: str) -> Any:
-    """Return a stored setting; None if the run has none of that name."""
-    found: Any = config
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
 def _shorten_step(
     parts: Sequence[Span],
     ends: Sequence[float],
@@ -211,18 +205,19 @@ def _shorten_step(
     """Return (text, command) if the time of a step lies outside of its episodes; None if it lies in them."""
     share = {part.kind: part.seconds / (seconds or 1.0) for part in parts}
     if share.get("rest", 0.0) > 0.4:
-        every = int(_get(config, "train.eval.every") or 20)
+        every = int(get_setting(config, "train.eval.every") or 20)
         return (f"Evaluating and saving take {share['rest']:.0%}: evaluate less often.",
                 f"agentrl train --set train.eval.every={2 * every}")  # fmt: skip
     if share.get("update", 0.0) > 0.5:
-        passes = int(_get(config, "algo.epochs") or 1) * int(_get(config, "algo.minibatches") or 1)
+        both = (get_setting(config, key) or 1 for key in ("algo.epochs", "algo.minibatches"))
+        passes = math.prod(both)
         text = f"The update takes {share['update']:.0%}"
         if passes > 1:
             return (
                 f"{text}, in {passes} passes over the episodes: take one.",
                 "agentrl train --set algo.epochs=1 --set algo.minibatches=1",
             )
-        budget = int(_get(config, "train.token_budget") or 4096)
+        budget = int(get_setting(config, "train.token_budget") or 4096)
         return (
             f"{text}: larger micro-batches, as far as memory goes.",
             f"agentrl train --set train.token_budget={2 * budget}",
@@ -240,16 +235,10 @@ def _shorten_step(
     if most < 0.5 * whole:
         late = sum(end > most for end in ends)
         text = f"The last {late} of {len(ends)} episodes take {whole - most:.1f} s more than the others"
-        return (
-            f"{text}: let the next step's begin meanwhile.",
-            "agentrl train --set rollout.async_staleness=1",
-        )
-    if share.get("update", 0.0) > 0.2 and not _get(config, "rollout.async_staleness"):
+        return f"{text}: let the next step's begin meanwhile.", AHEAD
+    if share.get("update", 0.0) > 0.2 and not get_setting(config, "rollout.async_staleness"):
         text = f"The update takes {share['update']:.0%}, and nothing is sampled meanwhile"
-        return (
-            f"{text}: sample the next step during it.",
-            "agentrl train --set rollout.async_staleness=1",
-        )
+        return f"{text}: sample the next step during it.", AHEAD
     return None
 
 
@@ -262,9 +251,9 @@ def _shorten(
     longest = max((s for s in spans if s.kind == kind), key=lambda s: s.seconds, default=None)
     if longest is not None and kind != "waiting":
         text += f", at most {longest.seconds:.2f} s at once ({longest.label})"
-    count = int(_get(config, "rollout.concurrency") or 64)
-    limit = float(_get(config, "rollout.timeout.tool") or 10.0)
-    most = int(_get(config, "rollout.max_new_tokens") or 256)
+    count = int(get_setting(config, "rollout.concurrency") or 64)
+    limit = float(get_setting(config, "rollout.timeout.tool") or 10.0)
+    most = int(get_setting(config, "rollout.max_new_tokens") or 256)
     fewer, more = max(count // 2, 1), 2 * count
     outside = (
         "outside of the model; more episodes at once fill it",

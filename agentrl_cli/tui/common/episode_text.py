@@ -17,10 +17,8 @@ from agentrl_cli.tui.common.plain_text import align_rows, cell, local_time
 from agentrl_cli.tui.common.reader import decoder_of
 from agentrl_cli.tui.common.token_text import TokenTexts, visible
 from agentrl_cli.tui.common.tree import continues, spans
-from agentrl_cli.types import Episode, TrainSignals, Turn
+from agentrl_cli.types import Episode, Origin, TrainSignals, Turn
 from agentrl_cli.types.content import content_text
-
-ORIGINS = ("template", "system", "user", "tool", "model", "forced")
 
 
 def episode_lines(
@@ -125,7 +123,7 @@ def _tokens(
             clipped = None if ratio is None else bool(signals.clipped[at])
             trained = [ratio, clipped, advantage, weight]
         numbers = [_number(tokens.logp_policy[at]), _number(tokens.entropy[at]), *trained]
-        head = [at, int(tokens.ids[at]), ORIGINS[tokens.origin[at]]]
+        head = [at, int(tokens.ids[at]), Origin(int(tokens.origin[at])).name.lower()]
         rows.append([*head, *numbers, f"|{visible(pieces[at])}|"])
     yield from align_rows(names, rows)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.tui.common.episode_view import (
     EpisodeView,
@@ -41,8 +42,8 @@ def load_view(
     row = store.episodes.row(episode_id)
     episode = store.episodes.get(row.id)
     run = store.runs.get(row.run_id) if row.run_id else None
-    sampling = run.config.get("rollout") if run is not None and episode.kind == "train" else None
-    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+    settings = run.config if run is not None and episode.kind == "train" else {}
+    temperature = get_setting(settings, "rollout.temperature")
     scales = {} if scales is None else scales
     if not scales.get(episode.run_id):  # 0: nothing was trained yet
         scales[episode.run_id] = store.signals.push_scale(episode.run_id)

@@ -6,6 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.text import Text
@@ -13,6 +14,7 @@ from rich.text import Text
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.reports.diagnosis import STAGES
+from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.store.journal import HEALED
 from agentrl_cli.tui.common.charts import OVER, bar, counts_line, short, span
@@ -138,20 +140,16 @@ def run_lines(data: RunData, width: int) -> list[Text]:
 
 def config_facts(config: Mapping[str, Any]) -> list[str]:
     """Return two lines of the settings that matter most; missing ones are left out."""
-
-    def get(section: str, key: str) -> Any:
-        found = config.get(section)
-        return found.get(key) if isinstance(found, Mapping) else None
-
-    group, prompts = get("rollout", "group_size"), get("rollout", "prompts_per_step")
+    get = partial(get_setting, config)
+    group, prompts = get("rollout.group_size"), get("rollout.prompts_per_step")
     groups = f"G={group} x {prompts} prompts" if group and prompts else ""
     numbers = {
-        "lr": get("train", "lr"),
-        "T": get("rollout", "temperature"),
+        "lr": get("train.lr"),
+        "T": get("rollout.temperature"),
         "seed": config.get("seed"),
     }
     known = (f"{name} {value}" for name, value in numbers.items() if value is not None)
-    rows = (name_of(get("algo", "advantage")), groups), known
+    rows = (name_of(get("algo.advantage")), groups), known
     return list(filter(None, ("  ".join(filter(None, row)) for row in rows)))
 
 
