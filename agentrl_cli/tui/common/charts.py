@@ -145,7 +145,7 @@ def chart(
             line.append("".join(char for char, _ in part), color)
         lines.append(line)
     axis = _axis(x_range, marks, inner, len(clean))
-    return [*lines, Text(" " * 5 + "└" + axis, FAINT, no_wrap=True)]
+    return [*lines, Text(" " * gutter + "└" + axis, FAINT, no_wrap=True)]
 
 
 def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, count: int) -> str:
