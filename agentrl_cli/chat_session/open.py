@@ -257,11 +257,11 @@ def _settings(given: argparse.Namespace) -> tuple[Path, Config]:
 
 
 def _task(given: argparse.Namespace, pack: Pack) -> Task:
-    """Return the given task, or one without data whose prompt is a system message alone."""
+    """Return the given task, or one without data whose prompt is a system message alone; `system` replaces that."""
+    system = pack.system if given.system is None else given.system
+    first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
     if not given.task:
-        system = pack.system if given.system is None else given.system
-        prompt: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
-        return Task(f"{pack.name}/chat", pack.name, "", "chat", prompt)
+        return Task(f"{pack.name}/chat", pack.name, "", "chat", first)
     if pack is NO_PACK:
         raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
     tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
@@ -269,7 +269,9 @@ def _task(given: argparse.Namespace, pack: Pack) -> Task:
     if found is None:
         known = [short(task) for task in tasks]
         raise NotFound.of(f"task in {pack.name}", given.task, known)
-    return found
+    if given.system is None:
+        return found
+    return replace(found, prompt=(*first, *(m for m in found.prompt if m["role"] != "system")))
 
 
 def _rows(pack: Pack) -> list[Task]:

@@ -110,6 +110,14 @@ async def test_a_wrong_model_pack_or_task_is_reported(
     assert code == 2 and events[-1]["ev"] == "fatal" and said in events[-1]["message"]
 
 
+async def test_a_system_message_replaces_that_of_a_task_too(script: list[str]) -> None:
+    given = ["--pack", "calc-task", "--task", "train-0000", "--system", "Be brief."]
+    _, events = await serve([], *script, *given)
+    turns = [(turn["role"], turn["content"]) for turn in events if turn["ev"] == "turn"]
+    assert turns[0] == ("system", "Be brief.") and turns[1][0] == "user"
+    assert sum(role == "system" for role, _ in turns) == 1
+
+
 async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> None:
     server = Server(io.StringIO(), Path("c.db"))
     server.session, _ = session([CALL])
