@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.diagnosis import diagnose, stages
 from agentrl_cli.reports.run_data import GroupRow, RunData
 from agentrl_cli.reports.run_load import load, notable_of
@@ -18,7 +19,7 @@ from agentrl_cli.trainer.controls import CHANGEABLE
 from agentrl_cli.trainer.metrics import step_metrics
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.watch.charts import Look, overview_charts
-from agentrl_cli.tui.watch.controls import SETTINGS
+from agentrl_cli.tui.watch.controls import SETTINGS, read_setting
 from agentrl_cli.tui.watch.overview import now_rows
 from agentrl_cli.tui.watch.page import Fold, fold_groups, load_recent
 from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
@@ -87,6 +88,9 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
         {"key": "train.lr", "value": 0.00015}, {"key": "train.eval.every", "value": 20}, {"now": True},
     ]  # fmt: skip
     assert {key for key, _ in SETTINGS.values()} == set(CHANGEABLE)
+    for text in ("lr=nan", "lr=inf", "steps=1.5", f"steps={10**400}"):
+        with pytest.raises(UsageError, match="needs a number"):
+            read_setting(text)
 
 
 async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Path) -> None:

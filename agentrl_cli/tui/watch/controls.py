@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,9 @@ def read_setting(text: str) -> dict[str, Any]:
         )
     try:
         key, kind = SETTINGS[name]
-        return {"key": key, "value": kind(value)}
-    except ValueError:
+        number = kind(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return {"key": key, "value": number}
+    except (ValueError, OverflowError):
         raise UsageError(f"{name} needs a number, not {value.strip()!r}.") from None
