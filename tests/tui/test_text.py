@@ -12,6 +12,7 @@ from agentrl_cli.store import RunRow
 from agentrl_cli.tui.common import charts, episode_view
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
+from agentrl_cli.tui.common.text import clip, wrap
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
@@ -213,6 +214,13 @@ def test_every_curve_has_a_title_and_a_run_s_next_step_is_whole_or_left_out() ->
     heads = ["next: agentrl …" in head_line(width) for width in range(80, 160)]
     assert {*shown[:70]} == {"", "depot1-grpo-2"} and heads[-1]
     assert all(head or not text for text, head in zip(shown, heads, strict=True))
+
+
+def test_texts_are_cut_and_wrapped_by_the_cells_that_they_take() -> None:
+    assert wrap("请问明天上海的天气怎么样 hello", 10) == ["请问明天上", "海的天气怎", "么样 hello"]
+    assert clip("上海的天气", 6) == "上海 …" and clip("上海的", 6) == "上海的"
+    assert wrap("  one two  three abcdefghij", 7) == ["one two", "three", "abcdefg", "hij"]
+    assert wrap("", 7) == [""] and clip("abcdef", 4) == "abc…" and clip("abcd", 4) == "abcd"
 
 
 def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:

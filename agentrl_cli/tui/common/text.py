@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
+from rich._wrap import divide_line  # the part of Text.wrap that needs no console
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 TITLE = "bold #8fbfff"
@@ -23,29 +26,22 @@ def num(value: float | None, spec: str = "+.2f") -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """Return the text in at most `width` characters, an ellipsis where it was cut."""
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """Return the text in at most `width` cells, an ellipsis where it was cut."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
 def line(text: str, width: int, style: str = "") -> Text:
-    """Return a line of at most `width` characters, which is never broken."""
+    """Return a line of at most `width` cells, which is never broken."""
     return Text(clip(text, width), style, no_wrap=True)
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return the words of a text as lines of at most `width` characters; a longer word is cut."""
-    out, line = [], ""
-    for word in text.split():
-        while len(word) > width:
-            out += [line] if line else []
-            out.append(word[:width])
-            line, word = "", word[width:]
-        if line and len(line) + 1 + len(word) > width:
-            out.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return [*out, line] if line or not out else out
+    """Return the words of a text as lines of at most `width` cells; a longer word is cut."""
+    words = " ".join(text.split())
+    if cell_len(words) <= width:
+        return [words]
+    cuts = [0, *divide_line(words, width), len(words)]
+    return list(filter(None, (words[a:b].strip() for a, b in pairwise(cuts))))
 
 
 def join(lines: Iterable[Text]) -> Text:
