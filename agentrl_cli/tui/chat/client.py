@@ -7,10 +7,10 @@ import contextlib
 import json
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.errors import AgentRLError, PolicyError
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of one event; `ready` carries a tokenizer of several megabytes."""
@@ -80,6 +80,15 @@ class ChatClient:
                 "hint": self.last_words(),
                 "code": 1,
             }
+
+    async def listen(self, take: Callable[[dict[str, Any]], object], failure: str) -> None:
+        """Starts the child and gives its events to `take`; an error is one of the kind `failure`."""
+        try:
+            await self.start()
+            async for event in self.events():
+                take(event)
+        except (AgentRLError, OSError) as error:
+            take({"ev": failure, "message": str(error), "hint": ""})
 
     def last_words(self) -> str:
         """Return the last lines of the child's stderr."""

@@ -123,12 +123,7 @@ class ChatScreen(AgentScreen):
     @work(group="listen", exit_on_error=False)
     async def listen(self) -> None:
         """Draws the child's events as long as it lives."""
-        try:
-            await self.client.start()
-            async for event in self.client.events():
-                self.take(event)
-        except (AgentRLError, OSError) as error:
-            self.take({"ev": "error", "message": str(error), "hint": ""})
+        await self.client.listen(self.take, "error")
         self.busy = self.over = True
         self.model = f"{self.model} (ended)".strip()
         self.line.placeholder = "it has ended: /quit goes back"

@@ -9,7 +9,6 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import LinesScreen
 from agentrl_cli.tui.common.episode_list import Browse
@@ -66,12 +65,7 @@ class WhatIfScreen(LinesScreen):
     @work(group="listen", exit_on_error=False)
     async def listen(self) -> None:
         """Takes the child's events until it ends."""
-        try:
-            await self.client.start()
-            async for event in self.client.events():
-                self.take(event)
-        except (AgentRLError, OSError) as error:
-            self.take({"ev": "fatal", "message": str(error), "hint": ""})
+        await self.client.listen(self.take, "fatal")
 
     def take(self, event: dict[str, Any]) -> None:
         """Shows one event."""
