@@ -108,10 +108,8 @@ def command(
     --whatif runs recorded calls again or samples again from a turn, in a separate process; results are stored as
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
     """
-    if not shown.mask and shown.svg is None:
-        raise UsageError(
-            "--no-mask works only with --svg.", hint="The screen itself masks nothing."
-        )
+    no_mask = shown.svg is None and not shown.mask
+    refuse_idle("without --svg: the screen masks nothing", {"--no-mask": no_mask})
     printed = {"--plain": shown.plain, "--tokens": shown.tokens, "--json": shown.json}
     refuse_idle("with --svg", printed if shown.svg is not None else {})
     refuse_idle("without --whatif", {"--script": again.whatif is None and again.script})
@@ -245,10 +243,7 @@ def _rerun(where: RunStoreOptions, episode: str, again: RerunOptions, *, as_json
 
     from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
 
-    if again.whatif is not None and again.verify:
-        raise UsageError(
-            "--verify runs the calls again, as `--whatif rerun` does: give only one of the two."
-        )
+    refuse_idle("with --whatif", {"--verify": again.whatif is not None and again.verify})
     request = ["--verify"] if again.whatif is None else whatif_arguments(again.whatif)
     with where.open() as store:
         found = store.episodes.resolve(episode, where.run_id(store))

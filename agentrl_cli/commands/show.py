@@ -9,7 +9,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, console, echo, echo_json
 from agentrl_cli.commands.options import RunStoreOptions, refuse_idle
-from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.errors import NotFound
 
 if TYPE_CHECKING:
     from agentrl_cli.store import RunRow, Store
@@ -50,8 +50,8 @@ def command(
     "command"}; with --words {section: {word: meaning}}.
     """
     if words:
-        if tokens or time or (turn, step) != (None, None):
-            raise UsageError("--words takes no --tokens, --turn, --time or --step.")
+        idle = {"--tokens": tokens, "--turn": turn is not None, "--time": time}
+        refuse_idle("with --words", {**idle, "--step": step is not None})
         return _print_words(name or "", json)
     with where.open() as store:
         found = _find(store, "last" if name is None else name, where.run_id(store))
@@ -60,8 +60,7 @@ def command(
             refuse_idle("for an episode", {"--step": isinstance(found, str) and step is not None})
             return _print_time(store, found, step, json)
         if not isinstance(found, str):
-            if tokens or turn is not None:
-                raise UsageError(f"{found.name} is a run: --tokens and --turn are of an episode.")
+            refuse_idle("for a run", {"--tokens": tokens, "--turn": turn is not None})
             return _print_run(store, found, json)
         _print_episode(store, found, tokens, turn, json)
 
@@ -74,8 +73,7 @@ def _print_episode(store: Store, found: str, tokens: bool, turn: int | None, jso
         raise NotFound(
             f"Episode {found} has no turn {turn}.", hint=f"It has {turns}, counted from 0."
         )
-    if json and turn is not None:
-        raise UsageError("--json prints every turn: leave out --turn.")
+    refuse_idle("with --json: it prints every turn", {"--turn": json and turn is not None})
     if json:
         return print_episode_json(store, found, tokens=tokens)
     return echo("\n".join(episode_lines(store, found, tokens=tokens, turn=turn)))

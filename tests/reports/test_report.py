@@ -224,7 +224,7 @@ def test_a_word_is_found_whole_before_in_part_and_rules_are_words() -> None:
 def test_the_command(cli: Cli) -> None:
     assert list(cli.json("show", "--words", "adv")["On the screens"]) == ["adv"]
     cli("words", "LOPP", code=2, said="loop")
-    cli("show", "adv", "--words", "--time", code=2, said="--words takes no --tokens")
+    cli("show", "adv", "--words", "--time", code=2, said="--time does nothing with --words")
 
 
 # --- where the time goes: spans by hand-computed numbers ---
