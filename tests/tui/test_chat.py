@@ -190,6 +190,15 @@ def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> Non
         )
 
 
+def test_a_chat_that_asks_about_a_call_can_be_left(script: list[str]) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", "--approve"]
+    lines = "what is 12*4.5?\n/quit\nnever sent\n"
+    command += script
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    assert "run this?" in done.stdout and "not run" in done.stdout
+    assert "y, n or" not in done.stdout and "never sent" not in done.stdout
+
+
 async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(
     script: list[str], tmp_path: Path
 ) -> None:

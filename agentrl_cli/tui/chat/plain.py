@@ -123,12 +123,15 @@ class PlainChat:
         self._over = True
 
     async def _decide(self) -> None:
-        """Asks about tool calls; the end of input refuses them."""
+        """Asks about tool calls; the end of input refuses them, and so does leaving."""
         while (line := await self._read()) is not None:
             command = parse_command(line, asked=True)
             if command.op == "answer":
                 await self.client.send("answer", **command.values)
                 return
+            if command.local in ("/quit", "/exit"):
+                self._leave()
+                break
             self._note("y, n or /as-tool TEXT")
         await self.client.send("answer", run=False)
 
