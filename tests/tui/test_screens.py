@@ -11,6 +11,7 @@ from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
+from textual.app import App, ComposeResult
 from textual.binding import Binding
 
 from agentrl_cli.commands import main
@@ -33,6 +34,7 @@ from agentrl_cli.tui.common.episode_view import make_view
 from agentrl_cli.tui.common.keys import describe, read_settings
 from agentrl_cli.tui.common.layers import LAYERS, PALETTES, palette_name, shade
 from agentrl_cli.tui.common.layout import Kind, Layout
+from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import token_texts
 from agentrl_cli.tui.common.text import quote
 from agentrl_cli.tui.common.token_text import TokenTexts
@@ -103,6 +105,23 @@ async def test_words_are_explained_in_every_screen(db: Path) -> None:
             await pilot.press("escape")
             await app.push_screen(screen)
         await press(pilot, "W", then="On the screens")
+
+
+async def test_a_line_that_was_found_is_marked_as_long_as_it_is_there() -> None:
+    page, pages = Lines(), [[Text("one"), Text("two")]]
+    pages += [[*pages[0], Text("three")], [Text("zero"), *pages[0]]]
+
+    class Found(App[None]):
+        def compose(self) -> ComposeResult:
+            yield page
+
+    async with Found().run_test():
+        page.show(pages[0])
+        page.mark(1)
+        page.show(pages[1])
+        assert page.marked == 1
+        page.show(pages[2])
+        assert page.marked == -1
 
 
 async def test_marks_are_kept(tmp_path: Path) -> None:

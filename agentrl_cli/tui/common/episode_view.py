@@ -38,7 +38,6 @@ class Block:
 class Fork:
     """Where two episodes of one task differ first."""
 
-    sibling: str
     sample: int
     position: int
     here: str
@@ -152,7 +151,6 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
     p_here = token_probability(tokens, at, int(mine[at])) if at < len(mine) else None
     p_there = token_probability(tokens, at, int(theirs[at])) if at < len(theirs) else None
     return Fork(
-        other.id,
         other.sample,
         at if view.episode.linear else place_in(main, at),
         view.decoder.text(mine[at : at + 40]),

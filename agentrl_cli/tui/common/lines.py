@@ -56,7 +56,10 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
             self.scroll_to(y=y, animate=False, force=True, immediate=True)
 
     def show(self, lines: Sequence[Text]) -> None:
-        """Replaces the lines; the place stays."""
+        """Replaces the lines; the place stays, and the mark as long as its line does."""
+        before, after = (part[self.marked : self.marked + 1] for part in (self.lines, lines))
+        if [line.plain for line in before] != [line.plain for line in after]:
+            self.marked = -1
         self.lines = lines
         self.measure()
         self.refresh()
