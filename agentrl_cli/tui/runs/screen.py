@@ -86,7 +86,8 @@ class RunsScreen(AgentScreen):
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "runs", HELP
     every: Sequence[RunSummary] = ()
-    curve: Sequence[tuple[float, float]] = ()
+    curve: tuple[str, Sequence[tuple[float, float]]] = ("", ())
+    """The id of the run whose details are shown, and its curve."""
     marked = ""
     cursor = 0
     read = False
@@ -128,8 +129,8 @@ class RunsScreen(AgentScreen):
     @work(exclusive=True, group="detail", exit_on_error=False)
     async def detail(self) -> None:
         """Reads the curve of the chosen run; keys that follow one another fast cost one look."""
-        runs = [self.chosen.run.id] if self.runs else []
-        self.curve = await self.reader.call(load_detail, runs[0]) if runs else []
+        run = self.chosen.run.id if self.runs else ""
+        self.curve = run, await self.reader.call(load_detail, run) if run else ()
         self.paint()
 
     # -- painting -------------------------------------------------------------------------------------------------
@@ -154,8 +155,11 @@ class RunsScreen(AgentScreen):
             empty = EMPTY if not self.every else "no run matches"
             lines = [Text(line, FAINT) for line in empty.splitlines()]
         self.query_one(Lines).show(lines)
-        detail = detail_lines(runs[self.cursor], self.curve, width - 2) if runs else []
-        self.put("detail", join(detail))
+        of, curve = self.curve
+        if not runs:
+            self.put("detail", "")
+        elif of == runs[self.cursor].run.id:  # else its curve is read now, and the details stay
+            self.put("detail", join(detail_lines(runs[self.cursor], curve, width - 2)))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
