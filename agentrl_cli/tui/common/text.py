@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 
-from rich._wrap import divide_line  # the part of Text.wrap that needs no console
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 from rich.text import Text
 
 TITLE = "bold #8fbfff"
@@ -16,6 +15,8 @@ BAD = "#ffb454"
 FAINT = "#8a8a8a"
 HERE = "bold #ffd75f"
 ALARM = "bold #ffb454"
+_CONSOLE = Console()
+"""Of which `Text.wrap` needs the defaults alone."""
 
 
 def num(value: float | None, spec: str = "+.2f") -> str:
@@ -40,8 +41,7 @@ def wrap(text: str, width: int) -> list[str]:
     words = " ".join(text.split())
     if cell_len(words) <= width:
         return [words]
-    cuts = [0, *divide_line(words, width), len(words)]
-    return list(filter(None, (words[a:b].strip() for a, b in pairwise(cuts))))
+    return [part for line in Text(words).wrap(_CONSOLE, width) if (part := line.plain.strip())]
 
 
 def join(lines: Iterable[Text]) -> Text:
