@@ -328,10 +328,12 @@ async def test_a_foreign_agents_time_counts_from_its_first_call(tmp_path: Path) 
 
 
 async def test_a_server_that_cannot_be_opened_keeps_no_episode_waiting() -> None:
+    def find() -> str:
+        raise LookupError("no such place")
+
     @asynccontextmanager
     async def broken() -> AsyncIterator[str]:
-        raise LookupError("no such place")
-        yield ""
+        yield find()
 
     server = EpisodeServer.here(CHAT)
     with pytest.raises(EnvError, match="A place: no such place"):
