@@ -13,6 +13,7 @@ from agentrl_cli.models.load import model_folder
 from agentrl_cli.store import Store
 from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
 from agentrl_cli.tasks import load_packs
+from agentrl_cli.tasks.texts import apply_texts
 from agentrl_cli.types import Task
 
 BENCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -78,7 +79,8 @@ def make_plan(
     `whole_split`: only `eval.limit` bounds the tasks; otherwise the smaller of it and `task.limit` does.
     Raises ConfigError without tasks, UsageError, NotFound.
     """
-    packs = load_packs(config.task.packs, base=base, agent=config.task.agent)
+    loaded = load_packs(config.task.packs, base=base, agent=config.task.agent)
+    packs = apply_texts(loaded.values(), config.task.prompts, base)
     held_out = any(has_split(pack, HELDOUT) for pack in packs.values())
     names = list(splits) or [config.eval.split, *([HELDOUT] if held_out else [])]
     limits = [config.eval.limit, None if whole_split else config.task.limit]

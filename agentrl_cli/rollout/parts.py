@@ -14,7 +14,7 @@ from agentrl_cli.registry.plugins import offers
 from agentrl_cli.rollout.recorder import make_observers
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, check_weights, load_packs
-from agentrl_cli.tasks.texts import read_parts, with_parts
+from agentrl_cli.tasks.texts import apply_texts
 
 
 @dataclass
@@ -42,10 +42,7 @@ async def open_parts(
     """
     if packs is None:
         packs = list(load_packs(config.task.packs, base=base, agent=config.task.agent).values())
-    if config.task.prompts is not None:
-        texts = read_parts(base / Path(config.task.prompts).expanduser())
-        packs = [with_parts(pack, texts) for pack in packs]
-    found = {pack.name: pack for pack in packs}
+    found = apply_texts(packs, config.task.prompts, base)
     check_weights(found, config.rewards)
     named = load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks
     hook_list = HookList([*named, *make_observers(config, "watchers"), *hooks])

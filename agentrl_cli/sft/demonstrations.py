@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,8 @@ def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
                 yield row
             elif known >= KNOWN:
                 break
-    rows = [{"prompt": list(task.prompt), **task.data} for task in pack.tasks("train")]
+    plain = replace(pack, template="{prompt}")  # `_task` writes the prompt into the template
+    rows = [{"prompt": list(task.prompt), **task.data} for task in plain.tasks("train")]
     while True:
         yield from random.Random(seed).sample(rows, len(rows))
         seed += 1

@@ -18,6 +18,7 @@ from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.train import train, with_demonstrations
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_packs
+from agentrl_cli.tasks.texts import apply_texts
 from agentrl_cli.types import Episode
 
 
@@ -44,8 +45,7 @@ def fine_tune(
     """
     stored = filter is not None
     shows = file is None and (share or not stored)
-    packs = load_packs(config.task.packs, base=base) if shows else {}
-    _require_demonstrations(packs)
+    packs = _load_packs(config, base) if shows else {}
     rows = from_file.read(file) if file is not None else []
     seed = int(given.get("seed", config.seed))
     with Store.open(db) if stored else contextlib.nullcontext() as store:
@@ -73,14 +73,17 @@ def fine_tune(
         save_model(loaded.model, loaded.folder, folder)
 
 
-def _require_demonstrations(packs: Mapping[str, Pack]) -> None:
-    for pack in packs.values():
+def _load_packs(config: Config, base: Path) -> dict[str, Pack]:
+    """Return the packs with the configured texts. Raises ConfigError for one without demonstrations."""
+    loaded = load_packs(config.task.packs, base=base)
+    for pack in loaded.values():
         if not hasattr(pack.module, "demonstrate") and not pack.solver:
             raise ConfigError(
                 f"The pack {pack.name} has no demonstrations.",
                 hint="Its task.py needs `solve(row)` or `demonstrate(row, rng, tool_rate)`; or use --from-store, or"
                 " --teacher.",
             )
+    return apply_texts(loaded.values(), config.task.prompts, base)
 
 
 def _tag(store: Store, found: list[Episode], tag: str, narrate: Callable[[str], None]) -> None:

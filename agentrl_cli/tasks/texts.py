@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,15 @@ def with_parts(pack: Pack, parts: Parts) -> Pack:
     if "{prompt}" not in template:
         raise ConfigError("task.prompt has no {prompt}, where the task's own text goes.")
     return replace(pack, system=parts.get("system", pack.system), template=template, tools=tools)
+
+
+def apply_texts(packs: Iterable[Pack], file: str | None, base: Path) -> dict[str, Pack]:
+    """Return packs by name, with the texts of the file that `task.prompts` names; None: as they are.
+
+    Raises ConfigError, NotFound.
+    """
+    texts = {} if file is None else read_parts(base / Path(file).expanduser())
+    return {pack.name: with_parts(pack, texts) if texts else pack for pack in packs}
 
 
 def _describe(tool: Tool, text: str | None) -> Tool:

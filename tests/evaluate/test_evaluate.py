@@ -603,6 +603,16 @@ def test_eval_without_a_training_evaluates_the_base(project: Cli) -> None:
     assert "0.600 [0.231, 0.882]" in line and "McNemar" not in out  # Wilson, 3 of 5
 
 
+def test_eval_asks_with_the_texts_of_the_project(project: Cli, tmp_path: Path) -> None:
+    """They changed the tools alone: the tasks kept the pack's own system message and prompt."""
+    folder = tmp_path / "project"
+    (folder / "prompts.yaml").write_text('system: Be brief.\ntask.prompt: "Now: {prompt}"\n')
+    task = {"packs": ["."], "prompts": "prompts.yaml"}
+    config = Config.model_validate({"model": {"name": "scripted"}, "task": task})
+    first = make_plan(config, folder, folder / "runs" / "agentrl.db", Request()).tasks[0]
+    assert [message["content"] for message in first.prompt] == ["Be brief.", "Now: Word 0?"]
+
+
 def test_eval_gate_json_and_split(project: Cli) -> None:
     asked = "eval --fail-under 0.7 --split test -k 1 -n 3".split()
     read = project.json(*asked, code=4, said="under 0.7")

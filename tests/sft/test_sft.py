@@ -442,6 +442,17 @@ def test_episodes_and_demonstrations_in_one_step(
     assert len({text for texts, _ in batches_seen for text in texts[-4:]}) > 1, "fresh ones"
 
 
+def test_demonstrations_have_the_texts_of_the_project(
+    cli: Cli, model: Path, batches_seen: list[tuple[list[str], int | None]]
+) -> None:
+    folder = write_project(cli.folder, model, task={"packs": ["."], "prompts": "prompts.yaml"})
+    (folder / "prompts.yaml").write_text('system: Be brief.\ntask.prompt: "Now: {prompt}"\n')
+    (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
+    cli("sft", "cold", "--steps", "1")
+    ((texts, _),) = batches_seen
+    assert all("Be brief." in text and "Now: say " in text for text in texts)
+
+
 def test_a_cold_start_from_demonstrations_alone(
     cli: Cli, model: Path, batches_seen: list[tuple[list[str], int | None]]
 ) -> None:
