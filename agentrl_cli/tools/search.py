@@ -223,14 +223,17 @@ def index_of(path: Path) -> Index:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """Return the documents of a file. Raises DataError naming the bad line."""
+    """Return the documents of a file. Raises DataError naming the bad line, or a file that is not UTF-8."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from error
     if path.suffix == ".jsonl":
-        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        lines = enumerate(text.split("\n"), 1)  # splitlines() cuts at U+2028, which JSON may hold
         return [_document(path, number, line) for number, line in lines if line.strip()]
-    return [
-        Document(f"{path.name}:{n}", path.stem, piece)
-        for n, piece in enumerate(pieces(path.read_text(encoding="utf-8")))
-    ]
+    return [Document(f"{path.name}:{n}", path.stem, piece) for n, piece in enumerate(pieces(text))]
 
 
 def _document(path: Path, number: int, line: str) -> Document:

@@ -177,6 +177,12 @@ async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) ->
     assert pieces("a\n\nb\n\n" + "c" * 1300) == ["a\n\nb", "c" * 1300]
 
 
+def test_a_corpus_may_hold_any_character_and_begin_with_a_mark(tmp_path: Path) -> None:
+    rows = '{"text": "a\u2028b"}\n{"text": "c\x85d"}\n'
+    (tmp_path / "rows.jsonl").write_text(rows, encoding="utf-8-sig")
+    assert [one.text for one in read_documents(tmp_path / "rows.jsonl")] == ["a\u2028b", "c\x85d"]
+
+
 async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
     for tool, words in (
         (SearchTool(), "neither a corpus"),
@@ -187,6 +193,9 @@ async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:2: a document needs"):
         read_documents(tmp_path / "bad.jsonl")
+    (tmp_path / "old.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=r"old\.txt is not UTF-8 text"):
+        await calls(SearchTool("old.txt").at(tmp_path), {"query": "cafe"})
     with pytest.raises(ConfigError, match="not both"):
         SearchTool("a", url="http://b")
 
