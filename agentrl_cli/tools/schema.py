@@ -36,7 +36,7 @@ def tool_schema(
         )
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise ConfigError(f"Tool {name} has a type that cannot be resolved: {error}.") from error
     properties: dict[str, Any] = {}
     required: list[str] = []

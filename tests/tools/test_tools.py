@@ -9,6 +9,7 @@ import shlex
 import time
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
 
@@ -105,7 +106,17 @@ def test_schema_mistakes_say_what_to_do() -> None:
         """Do."""
         return str(x)
 
-    for function, reason in ((nothing, "no docstring"), (untyped, "x has no type")):
+    def words(x: str) -> str:
+        """Do."""
+        return x
+
+    words.__annotations__["x"] = "a number"
+    for function, reason in (
+        (nothing, "no docstring"),
+        (untyped, "x has no type"),
+        (words, "words has a type that cannot be resolved"),
+        (partial(words), "has a type that cannot be resolved"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             tool_schema(function)
 
