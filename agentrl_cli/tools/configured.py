@@ -34,7 +34,7 @@ from agentrl_cli.config.yamlfile import load_yaml, read_as
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import adapt, foreign_imports
-from agentrl_cli.tools import TOOLS, Tool, as_tool
+from agentrl_cli.tools import TOOLS, FunctionTool, Tool, as_tool
 from agentrl_cli.types import ToolSchema
 from agentrl_cli.types.section import Positive, Seconds
 
@@ -145,6 +145,9 @@ def _short(
         base = own[name]
     else:
         base = as_tool(resolve("tools", TOOLS, str(target or name), base=folder))
+    if config and type(base) is FunctionTool:
+        hint = f"Its limits ({_names(set(Limits.__annotations__))}) are keys of the entry itself."
+        raise ConfigError(f"{where}: {name} is a function and takes no config.", hint=hint)
     made = _make_tool(where, type(base), config) if config else copy.copy(base)
     made.schema = _schema(where, entry, made.schema, name)
     made.name = name
@@ -186,10 +189,15 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
         raise ConfigError(f"{where}: `parameters` must be a mapping.")
     if value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
         return dict(value)
+    for key, item in value.items():
+        if not isinstance(item, str | Mapping):
+            raise ConfigError(
+                f"{where}: parameters.{key} must be a type or a schema, not {item!r}."
+            )
     properties = {
         key: {"type": item} if isinstance(item, str) else dict(item) for key, item in value.items()
     }
-    required = [key for key in properties if key in own.get("required", properties)]
+    required = [key for key in properties if key in own.get("required", ())]
     return {
         "type": "object",
         "properties": properties,

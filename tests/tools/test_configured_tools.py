@@ -7,6 +7,7 @@ import pytest
 
 from agentrl_cli import ByteTokenizer, Chat, load_pack
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.tools import validate_arguments
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.types import Origin, Outcome
 from tests.helpers.chat import CHAT
@@ -68,6 +69,14 @@ async def test_the_short_form(tmp_path: Path) -> None:
             {"name": "calculator", "parameters": {"x": "number"}},
             "calculator has no parameter x; it has expression",
         ),
+        (
+            {"name": "calculator", "parameters": {"expression": 3}},
+            "parameters.expression must be a type or a schema, not 3",
+        ),
+        (
+            {"name": "run_python", "config": {"timeout": 5}},
+            "run_python is a function and takes no config. Its limits (concurrency",
+        ),
         ({"class_name": "pathlib.Path"}, "neither a Tool nor a class that a plugin reads"),
     ],
 )
@@ -75,6 +84,13 @@ def test_entries_that_cannot_be(tmp_path: Path, entry: object, words: str) -> No
     with pytest.raises(ConfigError) as caught:
         load_tools([entry], tmp_path)
     assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_parameters_with_a_default_stay_optional(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text('def roll(sides: int = 6) -> int:\n    """Roll a die."""\n')
+    entry = {"name": "roll", "function": "own.py:roll", "parameters": {"sides": "integer"}}
+    (made,) = load_tools([entry], tmp_path)
+    assert validate_arguments(made.schema, {}) is None
 
 
 def test_two_tools_of_one_name(tmp_path: Path) -> None:
