@@ -21,8 +21,9 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
         yield number, without_nulls(dict(row))
 
 
-def _dataset(source: Source) -> Iterator[Numbered]:
+def _dataset(source: Source) -> Iterable[Any]:
     """Return the rows of a class (or function) of the project: iterated, or indexed up to its length."""
     made = _call(source, dict(source.options.get("args") or {}))
     if not hasattr(made, "__iter__"):
@@ -305,17 +306,13 @@ def _dataset(source: Source) -> Iterator[Numbered]:
                 f"{source.name} returns {type(made).__name__}, neither iterable nor indexable."
             )
         made = map(made.__getitem__, range(len(made)))
-    return _check_rows(source, made)
+    return made
 
 
-def _generate(source: Source) -> Iterator[Numbered]:
+def _generate(source: Source) -> Iterable[Any]:
     """Return the first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
-    rows = itertools.islice(_call(source, args), int(source.options["count"]))
-    return _check_rows(source, rows)
-
-
-READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}
+    return itertools.islice(_call(source, args), int(source.options["count"]))
 
 
 def _call(source: Source, args: Mapping[str, Any]) -> Any:
@@ -330,15 +327,23 @@ def _call(source: Source, args: Mapping[str, Any]) -> Any:
     return function(**args)
 
 
-def _check_rows(source: Source, items: Iterable[Any]) -> Iterator[Numbered]:
-    """Yield the rows that a project's code makes. Raises EnvError for what it raises."""
+def _check_rows(make: Callable[[Source], Iterable[Any]], source: Source) -> Iterator[Numbered]:
+    """Yield the rows that a project's code makes. Raises EnvError for what it raises, from its first call on."""
     try:
-        for number, row in enumerate(items, 1):
+        for number, row in enumerate(make(source), 1):
             yield number, dict(row) if isinstance(row, Mapping) else "a row must be a mapping."
-    except AgentRLError:
+    except (AgentRLError, ModuleNotFoundError):  # `main` reports which package to install
         raise
     except Exception as error:
         raise EnvError(f"{source.name} raised {describe_error(error)}") from error
+
+
+READERS: Mapping[str, Callable[[Source], Iterator[Numbered]]] = {
+    "path": _path,
+    "hub": _hub,
+    "dataset": partial(_check_rows, _dataset),
+    "generate": partial(_check_rows, _generate),
+}
 
 
 def without_nulls(value: Any) -> Any:

@@ -241,6 +241,10 @@ class Rows:
     def __getitem__(self, index):
         return {"prompt": f"row {index}"}
 
+class Closed(Rows):
+    def __init__(self):
+        raise OSError("no such server")
+
 class Listed(Rows):
     def __iter__(self):
         return iter([{"prompt": "a"}, 5])
@@ -266,6 +270,7 @@ def test_dataset_classes_and_generators(folder: Path) -> None:
         listed={"dataset": "Listed"},
         other={"generate": "fresh", "seed": 8, "count": 5},
         broken={"generate": "short", "count": 2},
+        closed={"dataset": "Closed"},
         wrong={"dataset": "Rows", "args": {"sice": 4}},
     )
     pack = load_pack(folder)
@@ -284,6 +289,8 @@ def test_dataset_classes_and_generators(folder: Path) -> None:
         pack.tasks("listed")
     with pytest.raises(EnvError, match="short raised RuntimeError: no more"):
         pack.tasks("broken")
+    with pytest.raises(EnvError, match="Closed raised OSError: no such server"):
+        pack.tasks("closed")
     with pytest.raises(ConfigError, match="sice"):
         pack.tasks("wrong")
     with pytest.raises(NotFound, match="'trian'"):
