@@ -58,7 +58,10 @@ def _conversation(row: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         )
         answer = row["completion"]
         answered = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        said, schemas = conversation([*asked, *answered], row.get("tools"))
+        both = (
+            [*asked, *answered] if isinstance(asked, list) and isinstance(answered, list) else None
+        )
+        said, schemas = conversation(both, row.get("tools"))
         return plain_messages(said), schemas
     if "instruction" in row and "output" in row:
         text = "\n\n".join(filter(None, (str(row["instruction"]), str(row.get("input") or ""))))

@@ -20,7 +20,7 @@ import torch
 from agentrl_cli import Chat, Outcome, Store, Tokenizer, load_pack
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.errors import ConfigError, NotFound, UsageError
+from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
@@ -284,6 +284,17 @@ def test_a_row_of_no_known_form_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(
         Exception, match=r"rows.jsonl:2: a row to learn from has conversations.*this one has text"
     ):
+        from_file.read(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "a", "completion": None}, {"prompt": 3, "completion": "b"}]
+)
+def test_a_prompt_or_completion_of_another_type_names_its_line(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"rows.jsonl:1: a conversation must be a list"):
         from_file.read(tmp_path / "rows.jsonl")
 
 
