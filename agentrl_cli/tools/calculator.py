@@ -128,12 +128,12 @@ def _binary(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent == Fraction(1, 2):
         return _sqrt(base)
+    if base == 0 and exponent < 0:
+        raise CalculatorError("division by zero")
     if exponent.denominator != 1:
         if base < 0:
             raise CalculatorError("a root of a negative number")
         return _inexact(lambda: float(base) ** float(exponent))
-    if base == 0 and exponent < 0:
-        raise CalculatorError("division by zero")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(base) != 1 and base != 0 and bits * abs(exponent.numerator) > MAX_BITS + bits:
         raise CalculatorError("the result is too large")

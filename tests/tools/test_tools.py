@@ -296,6 +296,7 @@ def test_calculator_is_exact(expression: str, shown: str) -> None:
         ("1 +", "cannot read"),
         ("1 / 0", "division by zero"),
         ("0 ** -1", "division by zero"),
+        ("0 ** -0.5", "division by zero"),
         ("3 ^ 2", r"write \*\* for powers"),
         ("1,234 + 1", "without commas"),
         ("x + 1", "no variables"),
