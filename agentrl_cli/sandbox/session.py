@@ -275,7 +275,12 @@ class Session:
 
     async def _open(self) -> tuple[Diverged, ...]:
         """Opens a fresh box and repeats the recorded requests in it. Raises BoxLost, SandboxUnavailable."""
-        self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
+        try:
+            self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
+        except OSError as error:  # this process has no descriptors or memory left
+            raise BoxLost("host_resources", f"no box could be opened: {error}") from None
+        if self._closed:
+            raise BoxLost("sandbox_restarted", "the session was closed")
         found: list[Diverged] = []
         for number, request in enumerate(self.history, 1):
             now = _answer(await self._ask(request.header, request.body, request.seconds))

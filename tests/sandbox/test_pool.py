@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -84,6 +85,30 @@ async def test_a_sandbox_that_starts_no_more_is_a_fault(sandbox: Sandbox) -> Non
     with pytest.raises(SandboxFault, match="No sandbox could be started"):
         await session.cell("1")
     assert sandbox.counts[Status.SANDBOX_UNAVAILABLE] == 2
+
+
+async def test_a_process_without_descriptors_is_a_fault_and_no_observation(
+    sandbox: Sandbox,
+) -> None:
+    session = await sandbox.session(disk_mb=32)  # for which no spare box is ready
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(SandboxFault, match=r"host_resources.*no box could be opened"):
+            await session.run("print(1)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (await session.run("print(1)")).stdout == "1\n"
+
+
+async def test_a_session_that_is_closed_while_its_box_opens_leaves_none(sandbox: Sandbox) -> None:
+    session = await sandbox.session(disk_mb=32)
+    running = asyncio.ensure_future(session.run("print(1)"))
+    await asyncio.sleep(0)
+    await session.close()
+    with pytest.raises(SandboxFault, match="closed"):
+        await running
+    assert await soon(lambda: not any(runner.busy for runner in sandbox.pool.runners[()]))
 
 
 async def test_waiting_for_a_slot_does_not_count_as_a_timeout(sandbox: Sandbox) -> None:
