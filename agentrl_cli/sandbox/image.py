@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
+from agentrl_cli.registry.files import PIP
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, package_folders
 
 REPOSITORY = "agentrl-sandbox"
@@ -86,7 +88,7 @@ def build(
     if sys.platform != "linux":
         raise SandboxUnavailable(
             "The image is made from the running Python, which has to be one for Linux.",
-            hint=f"Elsewhere: docker build -t {name} {sandbox_dir()}",
+            hint=f"Elsewhere: {build_command(imports)}",
         )
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
@@ -98,6 +100,13 @@ def build(
     if not imports:
         api.tag(name, REPOSITORY, "latest")
     return name
+
+
+def build_command(imports: Sequence[str] = ()) -> str:
+    """Return the command that makes the image from a registry's Python, with the packages of its tag."""
+    names = " ".join(PIP.get(name, name) for name in sorted(imports))
+    packages = ["--build-arg", f"PACKAGES={names}"] if names else []
+    return shlex.join(["docker", "build", "-t", tag(imports), *packages, str(sandbox_dir())])
 
 
 def exists(api: Any, name: str) -> bool:

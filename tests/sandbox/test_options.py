@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
 from agentrl_cli.reports.score_sets import grader_imports
-from agentrl_cli.sandbox import Limits, Sandbox, Session, grade
+from agentrl_cli.sandbox import Limits, Sandbox, Session, grade, image
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.sandbox.runner_process import Process
@@ -254,3 +255,11 @@ async def test_programs_cells_and_rollback_work_on(minor: int) -> None:
             assert await ask("cell", b"x + 1") == ("ok", b"42\n")
     finally:
         await runner.close()
+
+
+def test_the_command_for_other_machines_has_the_packages_of_the_tag() -> None:
+    words = shlex.split(image.build_command(("yaml",)))
+    assert words[:4] == ["docker", "build", "-t", image.tag(("yaml",))]
+    assert words[4:6] == ["--build-arg", "PACKAGES=pyyaml"]
+    assert Path(words[6], "Dockerfile").is_file() and len(words) == 7
+    assert len(shlex.split(image.build_command())) == 5
