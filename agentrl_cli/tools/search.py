@@ -55,7 +55,10 @@ def search(query: str, top_k: int = 3) -> ToolResult:
 
 
 class SearchTool(Tool):
-    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins."""
+    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins.
+
+    `anywhere`: rows may also name files outside the pack's folder.
+    """
 
     name = "search"
     schema = tool_schema(search)
@@ -70,6 +73,7 @@ class SearchTool(Tool):
         top_k: int = 10,
         width: int = 600,
         seconds: float = 10.0,
+        anywhere: bool = False,
     ) -> None:
         if corpus and url:
             raise ConfigError("search takes a corpus or a url, not both.")
@@ -82,7 +86,7 @@ class SearchTool(Tool):
             width,
             seconds,
         )
-        self.timeout = seconds
+        self.timeout, self.anywhere = seconds, anywhere
         self.folder: Path | None = None
 
     def own_limits(self) -> dict[str, Any]:
@@ -99,6 +103,13 @@ class SearchTool(Tool):
         if not source and not self.url:
             hint = "Name one: {name: search, config: {corpus: …}}"
             raise EnvError("search has neither a corpus nor a url.", hint=hint)
+        home = (self.folder or Path()).resolve()
+        inside = self.url or self.anywhere or (home / source).resolve().is_relative_to(home)
+        if own and not inside:
+            raise EnvError(
+                f"The row's corpus {source} lies outside of its pack.",
+                hint="Put it into the pack's folder, or let rows name any: {name: search, config: {anywhere: true}}.",
+            )
         return source
 
     async def execute(self, state: str, arguments: dict[str, Any]) -> ToolResult:

@@ -165,6 +165,19 @@ async def test_search_finds_by_words(corpus: Path) -> None:
         assert (await calls(tool, dict(example)))[0].error is None
 
 
+async def test_a_row_names_a_corpus_of_its_pack_alone(corpus: Path) -> None:
+    pack = corpus / "pack"
+    pack.mkdir()
+    (pack / "link.jsonl").symlink_to(corpus / "corpus.jsonl")
+    for row in ("../corpus.jsonl", str(corpus / "corpus.jsonl"), "link.jsonl"):
+        with pytest.raises(EnvError, match="lies outside of its pack"):
+            await calls(SearchTool().at(pack), {"query": "peru"}, corpus=row)
+        (found,) = await calls(SearchTool(anywhere=True).at(pack), {"query": "peru"}, corpus=row)
+        assert "Amazon" in found.text
+    (found,) = await calls(SearchTool("../corpus.jsonl").at(pack), {"query": "peru"})
+    assert "Amazon" in found.text  # the pack's own setting
+
+
 async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text(
         "# Cats\n\nCats sleep.\n\n" + "x" * 1300 + "\n\nCats purr loudly."
