@@ -189,10 +189,9 @@ def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
         raise ConfigError(f"{folder / 'task.yaml'}: `tools` must be a list of names.")
     tools: list[Tool] = []
     for name in names:
-        if isinstance(name, Mapping) or str(name).endswith((".yaml", ".yml")):
-            tools += load_tools(
-                [name] if isinstance(name, Mapping) else folder / str(name), folder, extra
-            )
+        if not isinstance(name, str) or name.endswith((".yaml", ".yml")):
+            source = folder / name if isinstance(name, str) else [name]
+            tools += load_tools(source, folder, extra)
         elif name in extra:
             tools.append(extra[name])
         else:

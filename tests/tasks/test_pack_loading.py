@@ -200,6 +200,7 @@ WRONG_VALUES = (
     ("change", "error", "says"),
     [
         (("tools:", "tool:"), ConfigError, "tools"),
+        (("tools: [calculator,", "tools: [5,"), ConfigError, "a tool is a name or a mapping"),
         (("calculator", "calculater"), NotFound, "calculator"),
         (("primary: true", "primary: false"), ConfigError, "exactly one"),
         (("primary: true", "primry: true"), ConfigError, "primry"),
