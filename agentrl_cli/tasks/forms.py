@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from agentrl_cli.errors import DataError
+from agentrl_cli.errors import DataError, EnvError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.tasks.media import with_media
@@ -56,6 +56,8 @@ def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
         return with_media(all_forms()[name].convert(dict(row)))
     except KeyError as error:
         raise DataError(f"the form {name!r} needs the field {error.args[0]!r}.") from error
+    except EnvError as error:
+        raise DataError(f"an image or a video of the row: {error.message}") from error
 
 
 def messages(row: Row) -> Row:

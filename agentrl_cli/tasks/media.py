@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl_cli.chat.media import NAMES, image_link, is_image, video_link
-from agentrl_cli.errors import DataError, EnvError
+from agentrl_cli.errors import DataError
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ def with_media(row: Row) -> Row:
     """Return a row whose `images` (or `image`) and `videos` are parts of its prompt.
 
     They fill the parts without content of their own, else the texts `<image>` and `<video>`, else stand before the
-    text of the first user message.
+    text of the first user message. Raises DataError, and EnvError for media of another type.
     """
     images, videos = _as_list(row.pop("images", None)), _as_list(row.pop("videos", None))
     if _is_media(row.get("image")):
@@ -34,13 +34,10 @@ def with_media(row: Row) -> Row:
         and not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in said)
     ):
         return row
-    try:
-        given: dict[str, list[Any]] = {
-            "image": list(map(image_link, images)),
-            "video": list(map(_video, videos)),
-        }
-    except EnvError as error:
-        raise DataError(f"`images` or `videos`: {error.message}") from error
+    given: dict[str, list[Any]] = {
+        "image": list(map(image_link, images)),
+        "video": list(map(_video, videos)),
+    }
     if not any(_places(message) for message in said):
         first = next(
             (n for n, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), None

@@ -97,6 +97,10 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
         ({"messages": []}, "must be a list of messages"),
         ({**OWN, "images": ["no.png"]}, "no.png does not exist"),
         ({**OWN, "image": {"bytes": 3}}, "An image is a int"),
+        (
+            {**OWN, "prompt": [{"role": "user", "content": [{"type": "image", "image": 3}]}]},
+            "An image is a int",
+        ),
         ({**OWN, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
         ({**OWN, "images": ["https://a.b/c.png"]}, "is not downloaded"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
