@@ -157,10 +157,9 @@ class Container(Runner, asyncio.Protocol):
         """Makes the container and returns the socket of its stream. Runs in a thread."""
         name = image.tag(self.launch.imports)
         if not image.exists(self.api, name):
-            extra = "".join(f" --import {package}" for package in self.launch.imports)
             raise SandboxUnavailable(
                 f"The engine has no image {name}.",
-                hint=f"`agentrl sandbox build-image{extra}` makes it (seconds, no registry).",
+                hint=f"`{_build_command(self.launch)}` makes it (seconds, no registry).",
             )
         sweep(self.api)
         first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
@@ -269,9 +268,10 @@ class Container(Runner, asyncio.Protocol):
 
     def unavailable(self, what: str) -> SandboxUnavailable:
         wrote = self.stderr.strip().splitlines()
+        again = f"docker rmi -f {image.tag(self.launch.imports)} && {_build_command(self.launch)}"
         return SandboxUnavailable(
             f"Sandbox level docker does not work here: {wrote[-1] if wrote else what}.",
-            hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image again.",
+            hint=f"`docker info` shows whether the engine is well; `{again}` makes the image again.",
         )
 
     def fits(self, limits: LimitsConfig) -> bool:
@@ -327,6 +327,11 @@ async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
         if task.exception() is None:
             task.result().close()
         raise
+
+
+def _build_command(launch: Launch) -> str:
+    """Return the command that makes the image of a launch; it leaves one that is there as it is."""
+    return "agentrl sandbox build-image" + "".join(f" --import {name}" for name in launch.imports)
 
 
 def _memory(limits: LimitsConfig) -> int:

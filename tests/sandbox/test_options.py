@@ -16,6 +16,7 @@ from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
 from agentrl_cli.reports.score_sets import grader_imports
 from agentrl_cli.sandbox import Limits, Sandbox, Session, grade, image
+from agentrl_cli.sandbox.container import Container
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.sandbox.runner_process import Process
@@ -263,3 +264,10 @@ def test_the_command_for_other_machines_has_the_packages_of_the_tag() -> None:
     assert words[4:6] == ["--build-arg", "PACKAGES=pyyaml"]
     assert Path(words[6], "Dockerfile").is_file() and len(words) == 7
     assert len(shlex.split(image.build_command())) == 5
+
+
+async def test_the_hint_for_a_container_that_does_not_start_makes_its_image_again() -> None:
+    launch = Launch("docker", ("yaml",))
+    hint = Container(None, launch, Limits()).unavailable("it did not come up").hint
+    assert f"docker rmi -f {image.tag(launch.imports)} && agentrl sandbox build-image" in hint
+    assert "--import yaml" in hint
