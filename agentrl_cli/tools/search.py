@@ -218,7 +218,9 @@ def index_of(path: Path) -> Index:
     files = (
         [path]
         if path.is_file()
-        else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
+        else sorted(
+            p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl") and p.is_file()
+        )
     )
     key = (
         str(path.absolute()),
@@ -234,13 +236,11 @@ def index_of(path: Path) -> Index:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """Return the documents of a file. Raises DataError naming the bad line, or a file that is not UTF-8."""
+    """Return the documents of a file. Raises DataError naming the bad line, or a file that cannot be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)  # splitlines() cuts at U+2028, which JSON may hold
         return [_document(path, number, line) for number, line in lines if line.strip()]

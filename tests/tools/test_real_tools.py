@@ -183,6 +183,8 @@ async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) ->
         "# Cats\n\nCats sleep.\n\n" + "x" * 1300 + "\n\nCats purr loudly."
     )
     (tmp_path / "b.txt").write_text("Dogs bark.")
+    (tmp_path / "gone.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.txt").mkdir()
     tool = SearchTool(".").at(tmp_path)
     assert (await calls(tool, {"query": "purr", "top_k": 5}))[0].text == "[1] a: Cats purr loudly."
     (tmp_path / "b.txt").write_text("Dogs purr, too, it is said.")
@@ -207,7 +209,7 @@ async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bad\.jsonl:2: a document needs"):
         read_documents(tmp_path / "bad.jsonl")
     (tmp_path / "old.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError, match=r"old\.txt is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"old\.txt cannot be read as UTF-8 text"):
         await calls(SearchTool("old.txt").at(tmp_path), {"query": "cafe"})
     with pytest.raises(ConfigError, match="not both"):
         SearchTool("a", url="http://b")
