@@ -31,7 +31,7 @@ def resolve(
     if name in known:
         value = known[name]
         return _load(kind, value, base) if isinstance(value, str) else value
-    if ":" in name:
+    if name.find(":") > 0:
         return _load(kind, name, base)
     points = _entry_points(kind)
     if name in points:

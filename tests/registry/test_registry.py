@@ -58,6 +58,8 @@ def test_unknown_names_name_the_nearest(tmp_path: Path) -> None:
     assert "sqrt" in caught.value.hint
     with pytest.raises(NotFound, match="no_such_module_here"):
         resolve("tools", TABLE, "no_such_module_here:thing")
+    with pytest.raises(NotFound, match="No tool named ':thing'"):
+        resolve("tools", TABLE, ":thing")
     (tmp_path / "mine.py").touch()
     with pytest.raises(NotFound) as caught:
         resolve("tools", TABLE, "mime.py:thing", base=tmp_path)
