@@ -19,7 +19,6 @@ LAST_KNOWN = 462
 _FREE = {"x86_64": ((335, 423),), "aarch64": ((244, 259), (295, 423))}
 """First and last number of the ranges below LAST_KNOWN that no call had when this was written. (335 and 336 are the
 kernel's own: they end a process that was not sent there by a probe.)"""
-_X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _EPERM, _EACCES, _ENOSYS, _UNSUPPORTED = "EPERM", "EACCES", "ENOSYS", "EOPNOTSUPP"

@@ -183,7 +183,7 @@ async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) ->
         "# Cats\n\nCats sleep.\n\n" + "x" * 1300 + "\n\nCats purr loudly."
     )
     (tmp_path / "b.txt").write_text("Dogs bark.")
-    (tmp_path / "gone.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "dead.md").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder.txt").mkdir()
     tool = SearchTool(".").at(tmp_path)
     assert (await calls(tool, {"query": "purr", "top_k": 5}))[0].text == "[1] a: Cats purr loudly."
