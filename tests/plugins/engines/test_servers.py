@@ -386,7 +386,7 @@ async def test_a_server_that_cannot_be_started_again_keeps_no_turn_waiting(tmp_p
     log = tmp_path / "logs" / "log"
     async with run_server(settings_of(tmp_path), tmp_path / "model", log) as found:
         url = found.config.remote.address
-        policy = HttpPolicy(VLLM, url, "base", retries=0)
+        policy = HttpPolicy(VLLM, url, "base", retries=10)
         shutil.rmtree(log.parent)
         with contextlib.suppress(ConnectionError):
             ask(f"{url}/die")
