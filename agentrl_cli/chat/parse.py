@@ -26,6 +26,7 @@ from agentrl_cli.chat.parsers.base import kind
 from agentrl_cli.chat.thinking import THINK, THINK_END
 from agentrl_cli.errors import nearest
 from agentrl_cli.types import Message, ToolCall, ToolSchema
+from agentrl_cli.types.plain import is_text
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -309,9 +310,24 @@ def _first_name(text: str, names: Sequence[str]) -> list[str]:
     return re.findall(rf"(?<!\w)(?:{words})(?!\w)", text)[:1] if names else []
 
 
+def _find_unwritable(call: ToolCall) -> str | None:
+    """Return why a call cannot be written as JSON, as templates and the store do; None if it can."""
+    try:
+        json.dumps([call.name, call.arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return r"a \u escape is half of a character: write both halves, or the character itself"
+    except (TypeError, ValueError, RecursionError):  # Python's literals have bytes, sets and more
+        return "arguments must be plain values: text, numbers, lists, objects"
+    return None
+
+
 def _check(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
     """Return the call with its error, if any: its kind before it, and the expected form after it."""
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}
+    if fault := _find_unwritable(call):
+        call = replace(
+            call, name=call.name if is_text(call.name) else "", arguments=None, error=fault
+        )
     error = call.error
     if not error and call.name in schemas:
         error = validate_arguments(schemas[call.name], call.arguments or {})

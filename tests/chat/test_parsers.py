@@ -6,8 +6,11 @@ from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
 from agentrl_cli.agents.gateway.request import RequestError, read_tools
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, detect_parser, load_parser
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines
+from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import NotFound
+from agentrl_cli.paths import bundled_model
 from tests.helpers.growth import exponent
 from tests.helpers.parsers import (
     ADD,
@@ -130,6 +133,16 @@ BAD = [
     ),
     (
         "hermes",
+        '<tool_call>\n{"name": "say", "arguments": {"text": "\\ud83d"}}\n</tool_call>',
+        "half of a character",
+    ),
+    (
+        "qwen3_coder",
+        GOOD["qwen3_coder"].replace("\n1\n", "\n{1, 2}\n"),
+        "plain values",
+    ),
+    (
+        "hermes",
         '<tool_call>\n{"name": "add", "argu',
         "cut off: no </tool_call> before the turn ended",
     ),
@@ -191,6 +204,8 @@ BAD = [
     ("llama3_pythonic", "[add(a=1, b=2", "not valid Python"),
     ("llama3_pythonic", "[add(1, 2)]", "with their names"),
     ("llama3_pythonic", "[add(a=open('x'))]", "plain values"),
+    ("llama3_pythonic", "[add(a=b'x')]", "plain values"),
+    ("llama3_pythonic", "[add(a={(1, 2): 3})]", "plain values"),
     (
         "llama4",
         '<|python_start|>Hm.<|python_end|>{"name": "add", "parameters": {"a": 1',
@@ -386,6 +401,15 @@ def test_parser_names_and_detection() -> None:
     with pytest.raises(NotFound) as caught:
         load_parser("hermse")
     assert "hermes" in caught.value.hint
+
+
+def test_a_turn_with_half_of_a_character_is_rendered_again() -> None:
+    chat, name = Chat(Tokenizer.load(bundled_model())), r'"\ud83d"'
+    text = f'<tool_call>\n{{"name": {name}, "arguments": {{"a": {name}}}}}\n</tool_call>'
+    parsed = chat.parse([*chat.tokenizer.encode(text), chat.stop_ids[0]], TOOLS)
+    assert parsed.calls[0].name == "" and parsed.calls[0].arguments is None
+    turn = [{"role": "user", "content": "hi"}, parsed.message]
+    assert text in chat.decode(chat.rendered_ids(turn, TOOLS))
 
 
 def test_ids_that_a_model_writes_twice_are_replaced() -> None:
