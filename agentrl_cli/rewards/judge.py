@@ -84,7 +84,7 @@ class Judge:
         )
         asked = self.question(_text(prompt), _text(completion), str(expected))
         said = await ask(self.asked, [{"role": "user", "content": asked}])
-        found = re.findall(r"(?im)^\W*score\W*\s*(-?\d+(?:\.\d+)?)", said)
+        found = re.findall(r"(?im)^\W*score\W*?(-?(?:\d+(?:\.\d+)?|\.\d+))", said)
         if not found:
             raise EnvError(f"The judge gave no score: {said[:200]!r}")
         value = float(found[-1])

@@ -351,6 +351,16 @@ async def test_a_judge_that_fails_masks_the_episode(
     )
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("Score: -3", 0.2), ("**Score:** 5/5", 1.0), ("Score - 0", 0.5), ("Score: .5", 0.55)],
+)
+async def test_a_judge_may_score_below_zero(fake: Fake, answer: str, expected: float) -> None:
+    fake.answers = [answer]
+    judge = Judge.of({"url": fake.url, "model": "m", "low": -5, "high": 5}, "here")
+    assert (await value(judge))[0] == pytest.approx(expected)
+
+
 async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
     spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
     fake.answers = [{"error": "loading"}, spoilt]
