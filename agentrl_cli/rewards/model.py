@@ -76,7 +76,10 @@ class RewardModel:
             text = "\n".join(
                 f"{message['role']}: {message.get('content') or ''}" for message in messages
             )
-        ids = tokenizer(text, return_tensors="pt").input_ids
+        # A chat template writes the special tokens itself: a second BOS would change the score.
+        ids = tokenizer(
+            text, return_tensors="pt", add_special_tokens=not tokenizer.chat_template
+        ).input_ids
         most = min(
             self.max_tokens,
             getattr(model.config, "max_position_embeddings", None) or self.max_tokens,

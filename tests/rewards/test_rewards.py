@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import shutil
 import signal
 import sqlite3
 import threading
@@ -424,8 +425,6 @@ def test_settings_of_a_judge_are_checked() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import shutil
-
     import torch
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -457,6 +456,20 @@ async def test_a_reward_model_scores_the_conversation(tiny: Path) -> None:
     first, again = (await value(raw.function))[0], (await value(raw.function))[0]
     assert first == again and np.isfinite(first) and first != 0
     assert (await value(squashed))[0] == pytest.approx(1 / (1 + np.exp(-first)))
+
+
+async def test_a_reward_model_gets_no_special_tokens_beside_its_template(
+    tiny: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "rm")
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    begin = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    text, other = ({"Sequence": {"id": id_, "type_id": 0}} for id_ in "AB")
+    known = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
+    parts = {"single": [begin, text], "pair": [begin, text, other], "special_tokens": known}
+    whole["post_processor"] = {"type": "TemplateProcessing", **parts}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    assert (await value(RewardModel(str(folder))))[0] == (await value(RewardModel(str(tiny))))[0]
 
 
 async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path: Path) -> None:
