@@ -117,8 +117,7 @@ async def same_rows(episode: Episode, ctx: RewardContext) -> Scored:
 
 def sql_of(text: str) -> str:
     """Return the last fence of SQL in a text, else the text if it is a query, else empty."""
-    fences = re.findall(r"```(?:sql)?\s*\n(.*?)```", text, re.DOTALL | re.IGNORECASE)
-    query = str(fences[-1] if fences else text).strip().rstrip(";")
+    query = (_fences(text, "sql") or [text])[-1].strip().rstrip(";")
     return query if re.match(r"(?i)\s*(select|with|values)\b", query) else ""
 
 
@@ -137,9 +136,14 @@ def _rows(connection: Any, query: str) -> list[Any] | str:
 
 
 def code_of(text: str) -> str:
-    """Return the last fenced block of a text, else the text."""
-    found = re.findall(r"(?s)```(?:python|py)?\s*\n(.*?)```", text)
-    return str(found[-1]) if found else text
+    """Return the last fenced block of Python in a text, else the text."""
+    return (_fences(text, "python", "py") or [text])[-1]
+
+
+def _fences(text: str, *languages: str) -> list[str]:
+    """Return the fenced blocks of these languages, and of none; the others are passed over whole."""
+    found = re.findall(r"(?s)```([^\s`]*)\s*\n(.*?)```", text)
+    return [block for language, block in found if language.lower() in ("", *languages)]
 
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:

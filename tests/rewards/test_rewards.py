@@ -258,6 +258,9 @@ async def test_rules() -> None:
     with pytest.raises(EnvError, match="has no gt or"):
         await value(rules.contains, RewardContext(Task("p/1", "p", "", "train", TASK.prompt), "5"))
     assert rules.code_of("a\n```python\nx = 1\n```\nb") == "x = 1\n" and rules.code_of("x") == "x"
+    mixed = "```bash\nls\n```\nNow the code:\n```%s\nselect 1\n```\nso."
+    assert rules.code_of(mixed % "Python") == "select 1\n"
+    assert rules.sql_of(mixed % "SQL") == "select 1" == rules.sql_of(mixed % "")
 
 
 # --- judge -----------------------------------------------------------------------------------------------------------
