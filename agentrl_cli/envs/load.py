@@ -21,7 +21,9 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import adapt, foreign_imports
 from agentrl_cli.rewards.llm_client import Asked
 
-KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
+TAKES = {"script": {"reward"}, "model": set[str](), "": {"class_name", "function", "config"}}
+"""Keys of an entry beside `name`: those of a script, of a model, and of a class or function."""
+KEYS = {"name", *TAKES, *TAKES["script"], *TAKES[""]} - {""}
 
 
 def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
@@ -60,11 +62,20 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
         raise ConfigError(
             f"{where}: an interaction takes {', '.join(sorted(KEYS))}, not {entry!r}."
         )
+    for key, kind in (("script", list), ("model", Mapping), ("config", Mapping)):
+        if entry.get(key) is not None and not isinstance(entry[key], kind):
+            raise ConfigError(
+                f"{where}: an interaction's script is a list of texts, and its model and config are"
+                f" mappings, not {entry[key]!r}."
+            )
     config = dict(entry.get("config") or {})
     target = str(entry.get("class_name") or entry.get("function") or "")
     name = str(entry.get("name") or target.rpartition(".")[2].removesuffix("Interaction").lower())
     if not name:
         raise ConfigError(f"{where}: an interaction needs a name.")
+    by = next((key for key in ("script", "model") if entry.get(key) is not None), "")
+    if idle := sorted(key for key in {*entry} - {"name", by} - TAKES[by] if entry[key]):
+        raise ConfigError(f"{where}: the interaction {name} has {idle[0]}, which would do nothing.")
     if entry.get("script") is not None:
         return name, partial(Scripted, [str(text) for text in entry["script"]], entry.get("reward"))
     if entry.get("model") is not None:
@@ -86,6 +97,8 @@ def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> M
         path = target if target in INTERACTIONS else named(target, "interactions")
         found = resolve("interactions", INTERACTIONS, path, base=where.parent)
     if not isinstance(found, type):
+        if config:
+            raise ConfigError(f"{where}: {target} is a function, so `config` would do nothing.")
         return partial(Ruled, found)
     if maker := adapt("interaction", found, {"name": name, **config}):
         return cast(Maker, maker)
