@@ -111,7 +111,7 @@ def _refuse(source: Path, out: Path, force: bool) -> None:
 def _save(
     source: Path, target: Path, config: ModelConfig, base: Path, dtype: str, stored: str
 ) -> None:
-    whole = config.replace(dtype="float32", device="cpu")
+    whole = config.replace(dtype="float32", device="cpu", quantization="none")
     model: Any = load_model(source, whole, base=base)
     if hasattr(model, "merge_and_unload"):
         # An adapted head gets weights of its own: merged into a tied one, its adapter would change the embedding too.

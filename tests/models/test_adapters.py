@@ -442,9 +442,8 @@ def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path:
     messages = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    half = merge(
-        str(adapter_folder), tmp_path / "half", Config().model, base=tmp_path, dtype="bfloat16"
-    )
+    few = Config().model.replace(quantization="4bit")  # of the training: nothing is merged in it
+    half = merge(str(adapter_folder), tmp_path / "half", few, base=tmp_path, dtype="bfloat16")
     assert half.dtype == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
 
