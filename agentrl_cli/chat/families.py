@@ -60,5 +60,5 @@ def family_of(tokenizer: BaseTokenizer) -> str:
     return next(
         name
         for name, family in FAMILIES.items()
-        if not family.token or tokenizer.id_of(family.token)
+        if not family.token or tokenizer.id_of(family.token) is not None
     )

@@ -75,7 +75,7 @@ def checkpoint_folder(
     if which == "base":
         return model_folder(row.model or config.name, config, base=base)
     found = store.runs.checkpoints(row.id)
-    chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
+    chosen = [c for c in found if c.kind == which or (which.isdecimal() and c.step == int(which))]
     if not chosen and which in (
         "best",
         "last",
@@ -87,7 +87,8 @@ def checkpoint_folder(
     folder = Path(chosen[-1].path)
     if not folder.is_dir():
         raise ModelError(
-            f"The checkpoint's folder is missing: {folder}.", hint="Others: agentrl show RUN."
+            f"The checkpoint's folder is missing: {folder}.",
+            hint=f"Others: agentrl show {row.name}",
         )
     return folder
 

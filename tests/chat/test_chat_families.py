@@ -20,6 +20,7 @@ from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
 from agentrl_cli.chat.template_syntax import Abilities
 from agentrl_cli.chat.tiny_template import tiny_template
+from agentrl_cli.chat.tokenizer import AddedToken
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.rollout import Job, Rollout
@@ -318,3 +319,9 @@ def test_a_base_model_gets_a_template_of_its_family_that_can_be_trained_with(nam
     )
     assert report.supports_tools and report.supports_system and report.parallel_calls
     assert chat.prompt([user("Hi.")]).text.startswith(bos + families.FAMILIES[name].token)
+
+
+def test_a_family_is_known_by_a_token_that_is_the_first_of_its_vocabulary() -> None:
+    tokenizer = ByteTokenizer("")
+    tokenizer.added = (AddedToken(0, "<|im_start|>", True),)
+    assert families.family_of(tokenizer) == "chatml"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Chat, Config, Outcome, Pack, Policy, ScriptedPolicy, load_pack
-from agentrl_cli.errors import NotFound, PolicyError, RunFailed
+from agentrl_cli.errors import ModelError, NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
     Attempt,
     EvalResult,
@@ -561,6 +561,11 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
         for which in ("last", "best"):
             assert trained_by(store, f"fox@{which}") == (store.runs.get("fox"), 20)
             assert checkpoint_folder(store, "fox", which, Config().model, base=tmp_path) == tmp_path
+        with pytest.raises(ModelError, match="folder is missing") as caught:
+            checkpoint_folder(store, "fox", "10", Config().model, base=tmp_path)
+        assert caught.value.hint.endswith("agentrl show fox")
+        with pytest.raises(NotFound, match="²"):
+            checkpoint_folder(store, "fox", "²", Config().model, base=tmp_path)
         store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "best")
         assert full_name(store, None) == "fox@best" and full_name(store, "20") == "fox@20"
         assert (
