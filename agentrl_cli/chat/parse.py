@@ -95,9 +95,10 @@ def example_arguments(schema: ToolSchema) -> dict[str, Any]:
     )
     found = {}
     for name in names:
-        kinds = properties[name].get("type", "string")
+        own = properties[name] if isinstance(properties[name], Mapping) else {}  # true: anything
+        kinds = own.get("type", "string")
         kind_ = kinds[0] if isinstance(kinds, list) else kinds
-        found[name] = (properties[name].get("enum") or [EXAMPLES.get(kind_, "...")])[0]
+        found[name] = (own.get("enum") or [EXAMPLES.get(kind_, "...")])[0]
     return found
 
 

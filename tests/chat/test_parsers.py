@@ -377,6 +377,17 @@ def test_string_arguments_stay_strings_in_xml() -> None:
         assert call.arguments == {"text": "12"}
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_schema_may_be_true_where_any_value_will_do(name: str) -> None:
+    parameters = {"type": "object", "properties": {"v": True}, "required": ["v"]}
+    tool = {"type": "function", "function": {"name": "put", "parameters": parameters}}
+    parser = load_parser(name)
+    (call,) = parse_text(parser.example("put", {"v": [1]}), parser, [tool]).calls
+    assert (call.arguments, call.error) == ({"v": [1]}, None)
+    (bad,) = parse_text(parser.example("put", {}), parser, [tool]).calls
+    assert bad.error is not None and parser.example("put", {"v": "..."}) in bad.error
+
+
 def test_newer_mistral_and_deepseek_forms() -> None:
     (call,) = parse_text(
         '[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', load_parser("mistral"), TOOLS

@@ -132,9 +132,9 @@ def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> 
     return typed_as(text, function.get("parameters", {}).get("properties", {}).get(key, {}))
 
 
-def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
+def typed_as(text: str, schema: Mapping[str, Any] | bool) -> Any:
     """Return a value written as bare text, with the type of its schema; see `typed_value`."""
-    if schema.get("type") == "string":
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
         return text
     bare = text.strip()
     value, error = read_json(bare)
