@@ -201,10 +201,8 @@ class ToolEnv(Env):
         return Step(terminated=True)
 
     async def back(self, turn: int) -> tuple[str, ...]:
-        """Rolls back to the state before assistant turn `turn` (from 0) was answered.
-
-        Restores the sandbox session, the tools' shared state and a simulated user that `restarts`; returns notes for
-        the user on the rest.
+        """Roll back to before assistant turn `turn` (from 0): the sandbox session, the tools' shared state and a
+        simulated user that `restarts`. Returns notes for the user on the rest.
         """
         undone = [before for before in self._before if before.turn >= turn]
         if not undone:
@@ -318,9 +316,8 @@ class ToolEnv(Env):
         with waiting(f"the tool {call.name} {arguments}"):
             state = await self.create(call.name)
             result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
-        cut_before = (
-            MARK if result.truncated else 0
-        )  # already cut by a tool server, to the same limit
+        # A tool server may have cut it already, to the same limit.
+        cut_before = MARK if result.truncated else 0
         if self._chars is None or len(result.text) <= self._chars + cut_before:
             return result
         return replace(result, text=clip_text(result.text, self._chars, self._side), truncated=True)
@@ -343,11 +340,14 @@ class ToolEnv(Env):
         with waiting("the start of a sandbox session"):
             session = await self._open_session()
         if self._setup:
-            with waiting("the task's set-up code"):
-                result = await session.cell(self._setup)
-            if not result.ok:
+            try:
+                with waiting("the task's set-up code"):
+                    result = await session.cell(self._setup)
+                if not result.ok:
+                    raise EnvError(f"The task's set-up code failed: {result.text()}")
+            except BaseException:  # of a deadline, too: the context does not have the session yet
                 await session.close()
-                raise EnvError(f"The task's set-up code failed: {result.text()}")
+                raise
             self._set_up = len(session.history)
         return session
 

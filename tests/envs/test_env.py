@@ -187,6 +187,22 @@ async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> No
         assert session.closed == 2
 
 
+async def test_a_session_whose_set_up_is_cut_off_is_closed() -> None:
+    class Hung(Session):
+        async def cell(self, code: str) -> Any:
+            await asyncio.Event().wait()
+
+    session = Hung()
+
+    async def open_session() -> Session:
+        return session
+
+    async with opened(open_session=open_session, setup="loop()") as env:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(env.context.session(), 0.01)
+        assert session.closed == 1
+
+
 # --- a simulated user ------------------------------------------------------------------------------------------------
 
 
