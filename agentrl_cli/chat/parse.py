@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.parsers import Parser, all_parsers, candidates, is_unmarked
-from agentrl_cli.chat.parsers.base import kind
+from agentrl_cli.chat.parsers.base import TYPES, kind
 from agentrl_cli.chat.thinking import THINK, THINK_END
 from agentrl_cli.errors import nearest
 from agentrl_cli.types import Message, ToolCall, ToolSchema
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}
 LIMITS = {
     "minimum": "must be at least {}",

@@ -1,5 +1,7 @@
 """Golden transcripts of the core's tool-call syntaxes: good, several, malformed, cut off, and answers without calls."""
 
+from typing import Any
+
 import pytest
 
 from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
@@ -11,6 +13,7 @@ from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import bundled_model
+from agentrl_cli.types import Message, ToolSchema
 from tests.helpers.growth import exponent
 from tests.helpers.parsers import (
     ADD,
@@ -380,12 +383,39 @@ def test_string_arguments_stay_strings_in_xml() -> None:
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_a_schema_may_be_true_where_any_value_will_do(name: str) -> None:
     parameters = {"type": "object", "properties": {"v": True}, "required": ["v"]}
-    tool = {"type": "function", "function": {"name": "put", "parameters": parameters}}
+    tool: ToolSchema = {"function": {"name": "put", "parameters": parameters}}
     parser = load_parser(name)
     (call,) = parse_text(parser.example("put", {"v": [1]}), parser, [tool]).calls
     assert (call.arguments, call.error) == ({"v": [1]}, None)
     (bad,) = parse_text(parser.example("put", {}), parser, [tool]).calls
     assert bad.error is not None and parser.example("put", {"v": "..."}) in bad.error
+
+
+def test_a_text_beside_other_types_stays_a_text_unless_it_is_one_of_them() -> None:
+    text, null = {"type": "string"}, {"type": "null"}
+    properties: dict[str, Any] = {
+        "a": {"type": ["string", "null"]},
+        "b": {"anyOf": [text, null]},
+        "c": {"type": ["string", "number"]},
+        "d": {"anyOf": [text, {"$ref": "#/$defs/n"}]},
+        "e": {"anyOf": [text, True]},
+    }
+    parameters = {"type": "object", "properties": properties, "$defs": {"n": {"type": "integer"}}}
+    tool: ToolSchema = {"function": {"name": "put", "parameters": parameters}}
+    for name in ("qwen3_coder", "glm", "minimax_m2"):
+        parser = load_parser(name)
+        for written, read in (
+            ("2024", ["2024", "2024", 2024, 2024, 2024]),
+            ("true", ["true", "true", "true"]),
+            ("null", [None, None]),
+            ("None", [None, None]),
+            ("[1]", ["[1]", "[1]", "[1]"]),
+            ('"7"', ["7", "7", "7", "7", "7"]),
+            ("so", ["so", "so", "so", "so", "so"]),
+        ):
+            given = parser.example("put", dict.fromkeys("abcde"[: len(read)], "qq"))
+            (call,) = parse_text(given.replace("qq", written), parser, [tool]).calls
+            assert (call.arguments, call.error) == (dict(zip("abcde", read, strict=False)), None)
 
 
 def test_newer_mistral_and_deepseek_forms() -> None:
@@ -419,7 +449,7 @@ def test_a_turn_with_half_of_a_character_is_rendered_again() -> None:
     text = f'<tool_call>\n{{"name": {name}, "arguments": {{"a": {name}}}}}\n</tool_call>'
     parsed = chat.parse([*chat.tokenizer.encode(text), chat.stop_ids[0]], TOOLS)
     assert parsed.calls[0].name == "" and parsed.calls[0].arguments is None
-    turn = [{"role": "user", "content": "hi"}, parsed.message]
+    turn: list[Message] = [{"role": "user", "content": "hi"}, parsed.message]
     assert text in chat.decode(chat.rendered_ids(turn, TOOLS))
 
 

@@ -20,6 +20,7 @@ MAX_QUOTE = 40
 """Characters of the model's own text that an error message repeats."""
 MAX_LITERAL = 20000
 """Characters of a value that is read as a Python literal; a longer one stays text."""
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 MOST_ARGUMENTS = 200
 """Maximum arguments of a call that writes them as tags."""
 
@@ -133,9 +134,28 @@ def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> 
 
 
 def typed_as(text: str, schema: Mapping[str, Any] | bool) -> Any:
-    """Return a value written as bare text, with the type of its schema; see `typed_value`."""
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
+    """Return a value written as bare text, with the type of its schema; see `typed_value`.
+
+    If a string is one of several types, the text is one unless its value has another of them.
+    """
+    if not isinstance(schema, Mapping):  # true: anything
+        return _read_bare(text)
+    if schema.get("type") == "string":
         return text
+    types, value = _list_types(schema), _read_bare(text)
+    own = (kind(value).split()[-1], "number" if type(value) is int else "")
+    return text if "string" in types and not any(name in types for name in own) else value
+
+
+def _list_types(schema: Mapping[str, Any]) -> list[str]:
+    """Return the types among which a schema lets a call choose; empty if some of them are not JSON's."""
+    options = schema.get("anyOf") or ()
+    types = schema.get("type") or [isinstance(o, Mapping) and o.get("type") for o in options]
+    return types if isinstance(types, list) and all(name in TYPES for name in types) else []
+
+
+def _read_bare(text: str) -> Any:
+    """Return the JSON value of a text, or the one that Python's literal stands for, else the text."""
     bare = text.strip()
     value, error = read_json(bare)
     if not error:
