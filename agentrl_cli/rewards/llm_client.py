@@ -69,6 +69,8 @@ class Asked:
         try:
             asked = cls(**given)
             check_address(asked.url)
+            if asked.concurrency < 1:
+                raise PolicyError("`concurrency` must be at least 1: no request would be sent.")
         except (TypeError, PolicyError) as error:
             raise ConfigError(f"{where}: {error}") from error
         if asked.cache and Path(asked.cache).is_file():

@@ -416,6 +416,7 @@ def test_settings_of_a_judge_are_checked() -> None:
         ({**good, "uril": 1}, "unknown keys: uril"),
         ({"url": "http://x/v1"}, "model missing"),
         ({**good, "url": "x"}, "not an HTTP address"),
+        ({**good, "concurrency": 0}, "concurrency. must be at least 1"),
         ({**good, "low": 3, "high": 3}, "from low to high"),
         ({**good, "prompt": "{nothing}"}, "placeholder"),
     ):
