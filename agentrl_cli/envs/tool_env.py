@@ -176,7 +176,7 @@ class ToolEnv(Env):
     async def step(self, turn: AssistantTurn) -> Step:
         self._remember(turn)
         self._said.append({"role": "assistant", "content": turn.content})
-        if self._answers_left is not None:
+        if self._answers_left is not None and (turn.calls or self.talks):
             if self._answers_left <= 0:
                 return Step(truncated=True)
             self._answers_left -= 1

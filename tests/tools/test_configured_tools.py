@@ -109,6 +109,8 @@ async def test_limits_of_user_turns_characters_and_response(tmp_path: Path) -> N
         once.outcome is Outcome.TRUNCATED_TURNS
         and sum(turn.role == "tool" for turn in once.turns) == 1
     )
+    ended = await play(made, [long, "wrong"], max_user_turns=1)  # nothing was left to answer
+    assert ended.outcome is Outcome.FAILED
     short = await play(made, [long, long, "5"], response_tokens=150)
     assert short.outcome is Outcome.TRUNCATED_TOKENS
     prompt = next(turn.start for turn in short.turns if turn.role == "assistant")
