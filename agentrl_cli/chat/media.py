@@ -165,7 +165,7 @@ def missing_file(link: str, folder: Path) -> str:
             if _path(link, folder).is_file()
             else f"The image {_path(link, folder)} does not exist."
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: ~USER of no user
         return f"The image {link[:80]!r} is not a path: {error}."
 
 

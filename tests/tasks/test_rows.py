@@ -103,6 +103,7 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
         ),
         ({**OWN, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
         ({**OWN, "images": ["https://a.b/c.png"]}, "is not downloaded"),
+        ({**OWN, "images": ["~no-such-user.png"]}, "'~no-such-user.png' is not a path"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
         (
             {**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"},
