@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
@@ -110,8 +111,8 @@ async def same_rows(episode: Episode, ctx: RewardContext) -> Scored:
     found = await in_thread(_rows, connection, said) if said else "no SQL"
     if isinstance(found, str):
         return ctx.part(0.0, found)
-    ordered = "order by" in query.casefold()
-    same = found == wanted if ordered else sorted(map(repr, found)) == sorted(map(repr, wanted))
+    ordered = re.search(r"(?i)\border\s+by\b", query)
+    same = found == wanted if ordered else Counter(found) == Counter(wanted)
     return ctx.part(float(same), f"{len(found)} rows, expected {len(wanted)}")
 
 

@@ -263,6 +263,20 @@ async def test_rules() -> None:
     assert rules.sql_of(mixed % "SQL") == "select 1" == rules.sql_of(mixed % "")
 
 
+async def test_rows_are_compared_by_value() -> None:
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    for query, text, expected in (
+        ("SELECT 3 UNION ALL SELECT 1", "SELECT 1.0 UNION ALL SELECT 3", 1.0),
+        ("SELECT 3 UNION ALL SELECT 1", "SELECT 3 UNION ALL SELECT 3", 0.0),
+        ("SELECT 1 AS a UNION SELECT 3 ORDER\nBY a", "SELECT 3 UNION ALL SELECT 1", 0.0),
+        ("SELECT 1 AS a UNION SELECT 3 ORDER BY a", "SELECT 1 UNION ALL SELECT 3.0", 1.0),
+    ):
+        task = Task("p/1", "p", "", "train", TASK.prompt, {"query": query})
+        ctx = RewardContext(task, text, state={"sql": connection})
+        assert (await value(rules.same_rows, ctx))[0] == expected
+    connection.close()
+
+
 # --- judge -----------------------------------------------------------------------------------------------------------
 
 
