@@ -461,7 +461,9 @@ def test_demonstrations_have_the_texts_of_the_project(
     (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
     cli("sft", "cold", "--steps", "1")
     ((texts, _),) = batches_seen
-    assert all("Be brief." in text and "Now: say " in text for text in texts)
+    # The tokenizer's first ids are the bytes from ! to ~.
+    said = ["".join(chr(ord(c) + 33) if ord(c) < 94 else " " for c in text) for text in texts]
+    assert all("Be brief." in text and "Now: say " in text for text in said)
 
 
 def test_a_cold_start_from_demonstrations_alone(
