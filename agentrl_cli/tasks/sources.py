@@ -297,7 +297,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
         yield number, without_nulls(dict(row))
 
 
-def _dataset(source: Source) -> Iterable[Any]:
+def _dataset(source: Source) -> Iterator[Any]:
     """Return the rows of a class (or function) of the project: iterated, or indexed up to its length."""
     made = _call(source, dict(source.options.get("args") or {}))
     if not hasattr(made, "__iter__"):
@@ -305,8 +305,8 @@ def _dataset(source: Source) -> Iterable[Any]:
             raise ConfigError(
                 f"{source.name} returns {type(made).__name__}, neither iterable nor indexable."
             )
-        made = map(made.__getitem__, range(len(made)))
-    return made
+        return map(made.__getitem__, range(len(made)))
+    return iter(made)
 
 
 def _generate(source: Source) -> Iterable[Any]:
