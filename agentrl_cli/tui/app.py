@@ -235,8 +235,11 @@ def watch(db: Path, run: str, *, follow: bool = False) -> None:
     AgentApp(db, lambda reader: WatchScreen(reader, run, follow=follow)).run()
 
 
-def start(db: Path) -> None:
-    """Shows the runs of a store, as `agentrl` without a command does."""
+def start(db: Path, run: str | None = None) -> None:
+    """Shows the runs of a store, as `agentrl` without a command does; with `run`, its watch screen."""
     from agentrl_cli.tui.runs.screen import RunsScreen
 
-    AgentApp(db, RunsScreen).run()
+    if run is not None:
+        watch(db, run)
+    else:
+        AgentApp(db, RunsScreen).run()
