@@ -190,6 +190,17 @@ def describe_node(packs: Mapping[str, Pack]) -> Hello:
     return Hello(socket.gethostname(), os.getpid(), facts)
 
 
+def open_policy(setup: Setup) -> Loaded:
+    """Return the worker's own copy of the model, ready to sample."""
+    import torch
+
+    from agentrl_cli.policies.load import load_policy
+
+    if setup.threads:
+        torch.set_num_threads(setup.threads)
+    return load_policy(setup.spec, setup.config, base=setup.base, trainable=setup.trainable)
+
+
 class Service:
     """A worker. `take` gets calls, in order; `messages` returns answers and records, in order."""
 
@@ -307,13 +318,7 @@ class Service:
     async def _open(self, stack: contextlib.AsyncExitStack) -> Hello:
         setup, config = self.setup, self.setup.config
         parts = await stack.enter_async_context(open_parts(config, setup.base))
-        import torch
-
-        from agentrl_cli.policies.load import load_policy
-
-        if setup.threads:
-            torch.set_num_threads(setup.threads)
-        loaded = load_policy(setup.spec, config, base=setup.base, trainable=setup.trainable)
+        loaded = open_policy(setup)
         stack.push_async_callback(loaded.policy.close)
         rollout = AgentRollout(loaded.policy, loaded.chat, parts.packs, config)
         self._rollout = rollout.with_(sandbox=parts.sandbox, hooks=parts.hooks)
