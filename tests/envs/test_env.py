@@ -188,8 +188,11 @@ async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> No
 
 
 async def test_a_session_whose_set_up_is_cut_off_is_closed() -> None:
+    begun = asyncio.Event()
+
     class Hung(Session):
         async def cell(self, code: str) -> Any:
+            begun.set()
             await asyncio.Event().wait()
 
     session = Hung()
@@ -198,9 +201,11 @@ async def test_a_session_whose_set_up_is_cut_off_is_closed() -> None:
         return session
 
     async with opened(open_session=open_session, setup="loop()") as env:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(env.context.session(), 0.01)
-        assert session.closed == 1
+        opening = asyncio.ensure_future(env.context.session())
+        await begun.wait()
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled() and session.closed == 1
 
 
 # --- a simulated user ------------------------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ async def test_a_last_try_that_is_cancelled_leaves_its_worker_to_others(tmp_path
             waiting.cancel()
             await asyncio.wait({waiting})
             worker.jobs.clear()
-            assert await asyncio.wait_for(pool._free_worker(Job(TASK, 2)), 10) is worker
+            assert await pool._free_worker(Job(TASK, 2)) is worker
         finally:
             await pool.close()
 
