@@ -17,8 +17,11 @@ GUESSED = 0.5
 
 def expression(rng: random.Random) -> Row:
     """Arithmetic in signs or in words, by a tool with an invented name that takes an expression."""
-    text, question = _in_words(rng) if rng.random() < 0.35 else _in_signs(rng)
-    value = eval(text, {"__builtins__": {}})  # integer and decimal arithmetic written above
+    value = None
+    while value is None:
+        text, question = _in_words(rng) if rng.random() < 0.35 else _in_signs(rng)
+        with contextlib.suppress(ZeroDivisionError):  # 7 % (5 - 5)
+            value = eval(text, {"__builtins__": {}})  # integer and decimal arithmetic written above
     found = str(round(value, 6))
     tool = _string_tool(
         rng,

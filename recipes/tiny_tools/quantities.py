@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .phrasing import MEASURES
 from .schemas import Parameter
 from .values import Value, draw
 from .words import chinese, word
@@ -56,14 +57,16 @@ product item article | a {v}; item {v}; of the {v}; product {v} | 商品 {v}; {v
 """  # noqa: E501  # a table
 """Names of the parameter | as English says it | as Chinese says it | from and to, or the kind of value."""
 ENGLISH = (
-    "{w} {v}; {w} {v}; {v} {w}; {v} {w}s; {w} of {v}; {w}: {v}; {w} is {v}; {w}={v}; a {w} of {v}; {v} as {w};"
-    " {v} as the {w}; {v} for {w}; the {w} {v}; with {v} {w}s; {w}s: {v}; {v} ({w}); {v} is the {w}"
+    "{w} {v}; {w} {v}; {v} {w}; {v} {w}s; {v} {w}s; {v} {u}s of {w}; {v} {u} of {w}; {w} of {v}; {w}: {v}; {w} is {v};"
+    " {w}={v}; a {w} of {v}; {v} as {w}; {v} as the {w}; {v} for {w}; the {w} {v}; with {v} {w}s; {w}s: {v}; {v} ({w});"
+    " {v} is the {w}"
 ).split("; ")
 CHINESE = (
-    "{w} {v}; {w}为{v}; {w}是 {v}; {v} 的{w}; {v} 个{w}; {w}：{v}; {w} = {v}; 用 {v} 作{w}".split(
-        "; "
-    )
-)
+    "{w} {v}; {w}为{v}; {w}是 {v}; {v} 的{w}; {v} 个{w}; {w}：{v}; {w} = {v}; 用 {v} 作{w};"
+    " {v} {m} {w}; {v} {m}{w}"
+).split("; ")
+HOLDERS = "piece pair box bag cup sack crate slice drop bundle".split()
+"""Nouns between a number and the thing that is counted, beside drawn words."""
 GENERIC = {
     "integer": 50,
     "number": 10,
@@ -74,11 +77,14 @@ GENERIC = {
     "code": 3,
     "enum": 6,
     "boolean": 4,
-    "integers": 14,
+    "integers": 18,
     "words": 4,
 }
 """Kind of a parameter with a drawn name → how often."""
-DESCRIPTIONS = ("The {w}.", "{w}.", "How many {w}s.", "Number of {w}s.", "{w} of it.", "Its {w}.")
+DESCRIPTIONS = (
+    *("The {w}.", "{w}.", "How many {w}s.", "Number of {w}s.", "{w} of it.", "Its {w}."),
+    *("How much {w}.", "The {w} in it."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,8 @@ class Named:
     chinese: tuple[str, ...]
     make: Callable[[random.Random], Value]
 
-    def say(self, rng: random.Random, value: Value, zh: bool) -> str:
-        """The value with its name, as a question has it."""
+    def say(self, rng: random.Random, value: Value, zh: bool, form: int | None = None) -> str:
+        """The value with its name, as a question has it; `form` is the form's place among those of drawn names."""
         if value.kind == "boolean":
             yes = value.json is True
             name = self.parameter.name.replace("_", " ")
@@ -100,20 +106,23 @@ class Named:
             return rng.choice(("with {}", "{} please") if yes else ("without {}", "no {}")).format(
                 name
             )
-        return rng.choice(self.chinese if zh else self.english).format(v=value.said)
+        forms = self.chinese if zh else self.english
+        chosen = rng.choice(forms) if form is None else forms[form % len(forms)]
+        return chosen.format(v=value.said)
 
 
-def name_parameters(rng: random.Random, count: int) -> list[Named]:
-    """Parameters of one tool; three of five times all of them look alike, so that only names tell them apart."""
-    alike = rng.random() < 0.6
-    kind = rng.choices(list(GENERIC), list(GENERIC.values()))[0]
+def name_parameters(rng: random.Random, count: int, kind: str | None = None) -> list[Named]:
+    """Parameters of one tool; three of five times, or with a `kind`, only their names tell them apart."""
+    alike, everyday = (rng.random() < 0.6, 0.5) if kind is None else (True, 0.0)
+    kind = kind or rng.choices(list(GENERIC), list(GENERIC.values()))[0]
+    high = rng.choice((9, 40, 99, 999, None))  # alike too: else the sizes tell which is which
     found: list[Named] = []
     while len(found) < count:
-        if rng.random() < 0.5:
+        if rng.random() < everyday:
             one = _everyday(rng, [row for row in TABLE if not alike or kind in ("integer", row[3])])
         else:
             own = kind if alike else rng.choices(list(GENERIC), list(GENERIC.values()))[0]
-            one = _generic(rng, own)
+            one = _generic(rng, own, high)
         names = {each.parameter.name for each in found}
         forms = {form for each in found for form in each.english}
         if one.parameter.name not in names and not forms & set(one.english):
@@ -176,11 +185,13 @@ def _maker(kind: str, fractions: bool) -> Callable[[random.Random], Value]:
     return make
 
 
-def _generic(rng: random.Random, kind: str) -> Named:
+def _generic(rng: random.Random, kind: str, high: int | None) -> Named:
     first = draw(rng, kind)
     options = first.schema.get("enum")
 
     def make(rng: random.Random) -> Value:
+        if kind == "integer" and high:  # people mostly count little
+            return replace(first, json=(number := rng.randint(1, high)), said=str(number))
         if options is None:
             return draw(rng, kind)
         text = rng.choice(options)
@@ -198,10 +209,12 @@ def _generic(rng: random.Random, kind: str) -> Named:
         c = chinese(rng)
         said, shown = f"{c}。", [c]
     said = said[:1].upper() + said[1:]
-    english = tuple(one.replace("{w}", w) for one in ENGLISH)
+    holder = rng.choice(HOLDERS) if rng.random() < 0.5 else word(rng)
+    english = tuple(one.replace("{w}", w).replace("{u}", holder) for one in ENGLISH)
+    measure = rng.choice(MEASURES)
     return Named(
         Parameter(name, first, said),
         english,
-        tuple(one.replace("{w}", rng.choice(shown)) for one in CHINESE),
+        tuple(one.replace("{w}", rng.choice(shown)).replace("{m}", measure) for one in CHINESE),
         make,
     )

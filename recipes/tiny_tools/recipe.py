@@ -32,7 +32,7 @@ from .rows import Row
 from .stream import drill, row
 from .tokenizer import make_tokenizer
 
-BUCKET = 4
+BUCKET = 12
 """Steps whose rows are drawn together and sorted by length."""
 CHECKPOINT = "checkpoint"
 """The folder, inside the model's, that a stopped training is resumed from."""

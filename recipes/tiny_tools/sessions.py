@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .phrasing import CHINESE_ENDINGS, CHINESE_QUESTIONS, LONG, QUESTIONS, answer, ask, noun, topic
-from .quantities import Named, name_parameters
+from .quantities import ENGLISH, Named, name_parameters
 from .rows import Message, Row, call, prompt, result, say
-from .schemas import Tool, invent
+from .schemas import Parameter, Tool, invent
 from .task_row import CHINESE, make_row
-from .values import draw, result_text
-from .words import name_alike
+from .values import Value, draw, result_text
+from .words import name_alike, word
 
 Round = tuple[str, list[Message]]
 """A question, and the turns that it gets."""
+COUNTED = ("{v} {w}s", "{v} {w}s", "{v} {w}", "{w} {v}", "{w}: {v}")
 ALIKE = (["word"], ["code"], ["integer"], ["name"], ["date"], ["text"], ["word", "integer"])
 
 
@@ -32,25 +33,68 @@ class Bound:
     named: tuple[Named, ...]
 
     def ask(self, rng: random.Random, zh: bool) -> tuple[str, dict[str, Any]]:
-        """A question with new values, and the arguments that it names; an optional one is left out of half."""
+        """A question with new values, and the arguments that it names; an optional one is left out of most."""
+        said, arguments = self.say(rng, zh)
+        return (_chinese if zh else _english)(rng, self.tool, said), arguments
+
+    def say(self, rng: random.Random, zh: bool) -> tuple[list[str], dict[str, Any]]:
+        """The values with their names in any order, most often all in one form, and the arguments."""
+        form = rng.randrange(len(ENGLISH)) if rng.random() < 0.7 else None
         said, arguments = [], {}
         for one, parameter in zip(self.named, self.tool.parameters, strict=True):
-            if parameter.default is not None and rng.random() < 0.5:
+            if parameter.default is not None and rng.random() < 0.6:
                 continue
             value = one.make(rng)
-            said.append(one.say(rng, value, zh))
+            said.append(one.say(rng, value, zh, form))
             arguments[parameter.name] = value.json
         rng.shuffle(said)
-        return (_chinese if zh else _english)(rng, self.tool, said), arguments
+        return said, arguments
 
 
 def bind(rng: random.Random, taken: Sequence[str] = ()) -> Bound:
     """Invent a tool of two to four named arguments, of which one may be optional."""
-    named = name_parameters(rng, rng.choices((1, 2, 3, 4), (8, 55, 27, 10))[0])
+    named = name_parameters(rng, rng.choices((1, 2, 3, 4), (6, 43, 38, 13))[0])
     parameters = [one.parameter for one in named]
-    if len(named) > 1 and rng.random() < 0.2:
+    if len(named) > 1 and rng.random() < 0.35:
         parameters[-1] = replace(parameters[-1], default=named[-1].make(rng).json)
     return Bound(replace(invent(rng, [], taken), parameters=tuple(parameters)), tuple(named))
+
+
+def bind_drill(rng: random.Random) -> Row:
+    """Many calls of one tool from values and their names alone: which value belongs to which name."""
+    if rng.random() < 0.6:
+        return _count_drill(rng)
+    kind = rng.choices(("integer", "word", "name", "date"), (80, 10, 5, 5))[0]
+    named = name_parameters(rng, rng.choices((2, 3, 4), (45, 40, 15))[0], kind)
+    tool = replace(invent(rng, []), parameters=tuple(one.parameter for one in named))
+    rounds = []
+    for _ in range(rng.randint(5, 9)):
+        said, arguments = Bound(tool, tuple(named)).say(rng, rng.random() < CHINESE)
+        question = rng.choice((", ", ", ", " and ", " ")).join(said)
+        rounds += [*prompt(None, question), call((tool.name, arguments))]
+    return Row("bind_drill", (tool.schema,), tuple(rounds))
+
+
+def _count_drill(rng: random.Random) -> Row:
+    """Numbers beside their names, all in one form.
+
+    A value before its name is the harder one: nothing at the value can know the name, so the name has to hold it.
+    """
+    names = list(dict.fromkeys(word(rng) for _ in range(rng.choices((2, 3, 4), (50, 40, 10))[0])))
+    high, form = rng.choice((9, 9, 40, 99, 999)), rng.choice(COUNTED)
+    drawn = Value("integer", high, str(high), {"type": "integer"})
+    said = rng.choice(("", "How many {}s."))
+    keys = {one: one + rng.choice(("", "s", "s")) for one in names}
+    parameters = [Parameter(key, drawn, said.format(one)) for one, key in keys.items()]
+    tool = replace(invent(rng, []), parameters=tuple(parameters))
+    between, rounds = rng.choice((", ", ", ", " and ", " ")), list[Message]()
+    for _ in range(rng.randint(3, 7)):
+        values = {one: rng.randint(1, high) for one in names}
+        shown = [form.format(v=value, w=one) for one, value in values.items()]
+        rng.shuffle(shown)
+        arguments = {keys[one]: value for one, value in values.items()}
+        rounds += [*prompt(None, between.join(shown)), call((tool.name, arguments))]
+    return Row("bind_drill", (tool.schema,), tuple(rounds))
 
 
 def bound(rng: random.Random) -> Row:
@@ -65,9 +109,11 @@ def bound(rng: random.Random) -> Row:
 def session(rng: random.Random) -> Row:
     """Several questions of one conversation: of alike tools, of named arguments, or of two steps."""
     zh = rng.random() < CHINESE
-    make = rng.choices((_alike, _named, _steps), (45, 30, 25))[0]
+    make = rng.choices((_alike, _named, _steps), (38, 40, 22))[0]
     tools, ask_next = make(rng, zh)
-    first, *others = (ask_next() for _ in range(rng.randint(3, 6)))
+    # Telling arguments apart takes the most examples, and a further one costs a question instead of a prompt.
+    count = rng.randint(5, 9) if make is _named else rng.randint(3, 6)
+    first, *others = (ask_next() for _ in range(count))
     row = make_row(rng, "session", tools, zh, first[0], first[1], alone=True)
     more = [message for asked, turns in others for message in (*prompt(None, asked), *turns)]
     return replace(row, messages=(*row.messages, *more))
@@ -159,7 +205,10 @@ def _english(rng: random.Random, tool: Tool, said: Sequence[str]) -> str:
     if len(said) > 2 and rng.random() < 0.5:
         values = f"{', '.join(said[:-1])} and {said[-1]}"
     link = rng.choice(("", "for ", "of ", "with ", "given ", "if "))
-    if form < 0.35:
+    if form < 0.1:
+        thing = rng.choice((tool.about[-1], word(rng)))
+        text = f"{opening} {about} {rng.choice(('has', 'is', 'does', 'for'))} the {thing} {link}{values}"
+    elif form < 0.35:
         text = f"{opening} {about} {link}{values}"
     elif form < 0.55:
         text = f"{values}: {opening.lower()} {about}"

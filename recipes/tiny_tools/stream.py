@@ -26,8 +26,9 @@ FAMILIES: dict[Callable[[random.Random], Row], float] = {
     programs.secret: 2,
     programs.function: 2,
     chains.chain: 18,
-    sessions.bound: 10,
+    sessions.bound: 14,
     sessions.session: 18,
+    sessions.bind_drill: 9,
     games.play: 8,
 }
 """Family → how often it is drawn, relative to the others."""
@@ -40,6 +41,7 @@ def row(seed: int, number: int) -> Row:
 
 
 def drill(seed: int, number: int) -> Row:
-    """A row that only copies, or only chooses among tools, in place of row `number`."""
+    """A row that only copies, only chooses among tools or only binds arguments, in place of row `number`."""
     rng = random.Random(f"drill {seed} {number}")
-    return tasks.drill(rng) if rng.random() < 0.6 else sessions.choose_drill(rng)
+    drills = {tasks.drill: 40, sessions.choose_drill: 22, sessions.bind_drill: 38}
+    return rng.choices(list(drills), list(drills.values()))[0](rng)

@@ -47,6 +47,26 @@ ENGLISH = tuple(
 )
 """Nouns and adjectives."""
 
+PLAIN = tuple(
+    """
+    about again ago amount apply argument array ask asked assistant away back bad because before being below best
+    better big boolean both brief call called case chance change child choice closed cold come contents custom data
+    default done dry end enum error even ever every expected fact far few field figures fine first for form found
+    four free from function functions gain general given goes good guess had half hand hard has have held help
+    helpful here high him his hold how identifier information input integer into its just keep kept kind know known
+    last late lease least left less life like limit line lines listed live living long look lost lot love made main
+    many may mean means mine missing more most much must near need needs never new nice none noted nothing now object
+    off often old once one open options other others our out over own pair parameters pay people per person plus poor
+    possible prints problem properties puts question quite ran rather real reference rest result rich role run said
+    same saw say see seen sell send sent shall she shop should shown since six size slow some soon sort speak spent
+    start stay step still stop strict such sure taken takes talk tall tell ten term than thank that their them then
+    there these they thin thing think this those three time told took tools try turn type under until use used user
+    usual very want was way weak weeks well went were what when where which while who whole why wide will wish within
+    without word work worst would write written yes yet you
+    """.split()
+)
+"""Words that prompts are full of. Names have them too: else their tokens, common as they are, are never copied."""
+
 VERBS = tuple(
     """
     get find fetch compute read show list make build check count measure give look load send open pick join split sort
@@ -116,7 +136,9 @@ def letters(rng: random.Random) -> str:
 def word(rng: random.Random) -> str:
     """An English word or a made-up one."""
     form = rng.random()
-    return rng.choice(ENGLISH) if form < 0.45 else syllables(rng) if form < 0.7 else letters(rng)
+    if form < 0.5:
+        return rng.choice(ENGLISH if form < 0.4 else PLAIN)
+    return syllables(rng) if form < 0.7 else letters(rng)
 
 
 def chinese(rng: random.Random) -> str:

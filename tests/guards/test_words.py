@@ -22,7 +22,7 @@ LISTS = {"docs/style.md", "tests/guards/test_words.py"}
 # Text that models read, and names of things in their tasks. It does not change for style.
 MODEL = {
     "agentrl_cli/evaluate/abilities.py": {"seat", "seats"},
-    "recipes/tiny_tools/words.py": {"park", "seat", "shelf"},
+    "recipes/tiny_tools/words.py": {"park", "seat", "shelf", "told"},
     "benchmarks/bundled.md": {"shelf"},
     "benchmarks/bundled_functions.py": {"shelf", "shelves"},
     "benchmarks/bundled_subjects.py": {"shelf", "shelves"},
