@@ -52,7 +52,7 @@ class Bound:
 
 
 def bind(rng: random.Random, taken: Sequence[str] = ()) -> Bound:
-    """Invent a tool of two to four named arguments, of which one may be optional."""
+    """Invent a tool of one to four named arguments, of which one may be optional."""
     named = name_parameters(rng, rng.choices((1, 2, 3, 4), (6, 43, 38, 13))[0])
     parameters = [one.parameter for one in named]
     if len(named) > 1 and rng.random() < 0.35:
