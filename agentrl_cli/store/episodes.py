@@ -8,15 +8,18 @@ writes what all episodes did in the meantime. Any other is written at once.
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from agentrl_cli.errors import NotFound, nearest
 from agentrl_cli.store.buffer import LiveEpisode
 from agentrl_cli.store.codec import clean, decoding, marks
-from agentrl_cli.store.episode_decode import read_episode, read_rows
+from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
 from agentrl_cli.store.episode_sql import PUT_GROUP
 from agentrl_cli.store.file import Part, StoreFile, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
@@ -188,6 +191,10 @@ class Episodes(Part):
         with decoding(f"Episode {line.id}"):
             return read_episode(self.file, line)
 
+    def turns(self, episode_id: str) -> list[Turn]:
+        """Return the turns of an episode, in order, with calls and results."""
+        return read_turns(self.file, episode_id)
+
     def siblings(self, episode_id: str) -> list[EpisodeRow]:
         """Return all episodes of this one's group, itself included, by sample number; only itself without a group."""
         row = self.row(episode_id)
@@ -196,6 +203,10 @@ class Episodes(Part):
         same = "group_id=? AND run_id IS ? AND parent_id IS ?"
         found = read_rows(self.file, same, (row.group_id, row.run_id, row.parent_id))
         return sorted(found, key=lambda item: (item.sample, item.rowid))
+
+    def children(self, episode_id: str) -> list[EpisodeRow]:
+        """Return the what-ifs of an episode, oldest first."""
+        return read_rows(self.file, "parent_id=?", (episode_id,))
 
     def find_finished(self, run_id: str, step: int, kind: str = "train") -> dict[str, str]:
         """Return key → id of the finished episodes of a step: a resume reuses them."""
@@ -265,6 +276,14 @@ _RETIRED = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CHANGED.old, Fact.SKIPPED_CUT)
 
 class Stats(Part):
     """Counts and means of episodes by group, task, tag and tool."""
+
+    def group(self, group_id: str, run_id: str | None) -> tuple[int, float, float]:
+        """Return the number of a group's graded episodes, mean and deviation of their rewards (NaN without any)."""
+        sql = "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL"
+        rewards = np.array(self.file.select(sql, (group_id, run_id)))
+        if not len(rewards):
+            return 0, math.nan, math.nan
+        return len(rewards), float(rewards.mean()), float(rewards.std())
 
     def groups(
         self, run_id: str, step: int, kind: str = "train"

@@ -279,3 +279,9 @@ class Scores(Part):
             )
             for row in rows
         ]
+
+    def remove(self, run_id: str | None, name: str) -> int:
+        """Delete a score set. Returns how many there were (0 or 1)."""
+        return self.file.write(
+            "DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)
+        )

@@ -191,3 +191,6 @@ def test_sets_are_kept_listed_and_found(trained: Path, rescore: Cli) -> None:
     assert "short-2" in rescore("show", lowest.id)
     shown = rescore("replay", lowest.id, "--plain").replace("\n   ", " ")
     assert 'rescored "short-2"' in shown
+    with Store.open(trained) as store:
+        assert store.scores.remove(run.id, "short") == 1
+        assert "short" not in [name for name, *_ in store.scores.sets(run.id)]

@@ -283,7 +283,7 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
         with pytest.raises(ValueError, match=r"spans 0\.\.3 but has 2"):
             tokens = Tokens.from_ids([1, 2], [2, 2])
             store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), tokens, later=later)
-    assert store.episodes.get("e1").turns == ()
+    assert store.episodes.turns("e1") == []
 
 
 @pytest.mark.parametrize(
@@ -486,10 +486,10 @@ def test_siblings_children_and_resume_keys(store: Store) -> None:
     )
     store.episodes.add([child])
     assert [row.sample for row in store.episodes.siblings(group[0].id)] == [0, 1, 2]
-    forks = store.episodes.rows(store.episodes.ids(f"parent:{group[0].id}"))
-    assert [row.id for row in forks] == [child.id]
+    assert [row.id for row in store.episodes.children(group[0].id)] == [child.id]
     assert store.episodes.find_finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
     assert store.episodes.row(child.id).tokenizer == "hash"
+    assert store.stats.group("g", "r1")[0] == 4
 
 
 def test_an_unfinished_attempt_is_replaced_by_the_next_with_its_key(store: Store) -> None:

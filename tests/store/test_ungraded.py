@@ -64,6 +64,7 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     (group,) = ask("SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups").fetchall()
     assert group == (len(EPISODES), 2, 0.5, 0.5, 0.5, 1)
     assert ask("SELECT avg(reward), count(reward) FROM v_episodes").fetchone() == (0.5, 2)
+    assert store.stats.group("g", "r1") == (2, 0.5, 0.5)
     (task,) = store.stats.tasks()
     assert task[4:] == (len(EPISODES), 0.5, 0.5)
 
