@@ -17,6 +17,8 @@ from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, UsageError
 from agentrl_cli.models.output_lock import writing
 
+COUNT, GROUP = 64, 1
+"""Tasks that a teacher attempts, and its attempts at each, by default."""
 TEACHER_TOKENS = 512
 """Minimum tokens of a teacher's turn."""
 
@@ -94,11 +96,11 @@ class DataOptions:
     ] = None
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="With --teacher: tasks that it attempts.")
-    ] = 64
+    ] = COUNT
     group: Annotated[
         int,
         typer.Option("--group", "-g", min=1, help="With --teacher: its attempts at each task."),
-    ] = 1
+    ] = GROUP
 
     @property
     def stored(self) -> bool:
@@ -121,7 +123,7 @@ class DataOptions:
              "--data excludes --recipe, --from-store, --best-of, --teacher and --pack.", ""),
             (self.teacher is not None and self.from_store is not None,
              "--teacher and --from-store exclude each other: its episodes are selected by their reward.", ""),
-            (self.teacher is None and (self.count, self.group) != (64, 1),
+            (self.teacher is None and (self.count, self.group) != (COUNT, GROUP),
              "--count and --group are of the attempts of a --teacher.", ""),
         ):  # fmt: skip
             if wrong:

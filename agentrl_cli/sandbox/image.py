@@ -88,7 +88,7 @@ def build(
     if sys.platform != "linux":
         raise SandboxUnavailable(
             "The image is made from the running Python, which has to be one for Linux.",
-            hint=f"Elsewhere: {build_command(imports)}",
+            hint=f"Elsewhere: {docker_command(imports)}",
         )
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
@@ -102,7 +102,7 @@ def build(
     return name
 
 
-def build_command(imports: Sequence[str] = ()) -> str:
+def docker_command(imports: Sequence[str] = ()) -> str:
     """Return the command that makes the image from a registry's Python, with the packages of its tag."""
     names = " ".join(PIP.get(name, name) for name in sorted(imports))
     packages = ["--build-arg", f"PACKAGES={names}"] if names else []

@@ -259,11 +259,11 @@ async def test_programs_cells_and_rollback_work_on(minor: int) -> None:
 
 
 def test_the_command_for_other_machines_has_the_packages_of_the_tag() -> None:
-    words = shlex.split(image.build_command(("yaml",)))
+    words = shlex.split(image.docker_command(("yaml",)))
     assert words[:4] == ["docker", "build", "-t", image.tag(("yaml",))]
     assert words[4:6] == ["--build-arg", "PACKAGES=pyyaml"]
     assert Path(words[6], "Dockerfile").is_file() and len(words) == 7
-    assert len(shlex.split(image.build_command())) == 5
+    assert len(shlex.split(image.docker_command())) == 5
 
 
 async def test_the_hint_for_a_container_that_does_not_start_makes_its_image_again() -> None:
