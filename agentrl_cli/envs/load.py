@@ -81,9 +81,8 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
     if entry.get("model") is not None:
         given = dict(entry["model"])
         persona, stop_word = str(given.pop("persona", "")), str(given.pop("stop_word", "[DONE]"))
-        return name, partial(
-            Simulated, Asked.of(given, f"{where}: {name}"), persona, stop_word=stop_word
-        )
+        asked = Asked.of(given, f"{where}: {name}", where.parent)
+        return name, partial(Simulated, asked, persona, stop_word=stop_word)
     if not target:
         raise ConfigError(
             f"{where}: the interaction {name} needs class_name, function, script or model."

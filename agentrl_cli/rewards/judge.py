@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError
@@ -54,11 +55,11 @@ class Judge:
         self.asked, self.rubric, self.prompt, self.low, self.high = asked, rubric, prompt, low, high
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], where: str) -> Judge:
-        """Makes a judge from a mapping. Raises ConfigError for an invalid one."""
+    def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> Judge:
+        """Makes a judge from a mapping of a file in `folder`. Raises ConfigError for an invalid one."""
         rest = dict(given)
         own = {key: rest.pop(key) for key in ("rubric", "prompt", "low", "high") if key in rest}
-        judge = cls(Asked.of(rest, where), **own)
+        judge = cls(Asked.of(rest, where, folder), **own)
         try:
             judge.question("", "", "")
         except (KeyError, IndexError, ValueError) as error:

@@ -49,7 +49,7 @@ class Asked:
     budget_tokens: int | None = None
     """Tokens (prompt and answer, as counted by the server) after which no request is sent."""
     cache: str | None = ""
-    """A JSONL file to cache answers in; "": in memory only; None: no cache."""
+    """A JSONL file to cache answers in, beside the file that names it; "": in memory only; None: no cache."""
     calls: int = 0
     tokens: int = 0
     _answers: dict[str, str] = field(default_factory=dict, repr=False)
@@ -63,11 +63,15 @@ class Asked:
         return self._locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock())
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], where: str) -> Asked:
-        """Makes it from a mapping. Raises ConfigError for unknown keys, or if url or model is missing."""
+    def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> Asked:
+        """Makes it from a mapping of a file in `folder`.
+
+        Raises ConfigError for unknown keys, or if url or model is missing.
+        """
         require_keys(given, KEYS, ("url", "model"), where)
         try:
             asked = cls(**given)
+            asked.cache = asked.cache and str(folder / asked.cache)
             check_address(asked.url)
             if asked.concurrency < 1:
                 raise PolicyError("`concurrency` must be at least 1: no request would be sent.")

@@ -58,7 +58,7 @@ def _function(
     if "judge" in value:
         from agentrl_cli.rewards.judge import Judge
 
-        return Judge.of(_mapping(value["judge"], where), f"{where}.judge")
+        return Judge.of(_mapping(value["judge"], where), f"{where}.judge", folder)
     if "model" in value:
         from agentrl_cli.rewards.model import RewardModel
 

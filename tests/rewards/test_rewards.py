@@ -317,7 +317,7 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(
         "url": fake.url,
         "model": "m",
         "rubric": "Grade the sum.",
-        "cache": str(tmp_path / "c" / "judge.jsonl"),
+        "cache": "c/judge.jsonl",
     }
     reward = load_reward(tmp_path, "judged", {"judge": given, "weight": 0.5}, {})
     first, second = await asyncio.gather(*(score(episode(), [reward], context()) for _ in range(2)))
@@ -336,7 +336,8 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(
         and "\n5\n=====" in asked
     )
     fake.answers = [500]
-    again = Judge.of(given, "here")  # another process would read the file
+    assert (tmp_path / "c" / "judge.jsonl").is_file(), "beside task.yaml, wherever the command runs"
+    again = Judge.of(given, "here", tmp_path)  # another process would read the file
     assert (await value(again))[0] == 0.8 and len(fake.bodies) == 2
 
 
@@ -355,7 +356,7 @@ async def test_a_judge_that_fails_masks_the_episode(
     fake: Fake, answers: list[Any], words: str
 ) -> None:
     fake.answers = answers
-    judge = Judge.of({"url": fake.url, "model": "m", "retries": 0}, "here")
+    judge = Judge.of({"url": fake.url, "model": "m", "retries": 0}, "here", Path())
     with pytest.raises(EnvError, match=words):
         await value(judge)
     pack = Pack.of("p", [{"prompt": "2 + 3?"}], [Reward("judged", judge)])
@@ -375,14 +376,14 @@ async def test_a_judge_that_fails_masks_the_episode(
 )
 async def test_a_judge_may_score_below_zero(fake: Fake, answer: str, expected: float) -> None:
     fake.answers = [answer]
-    judge = Judge.of({"url": fake.url, "model": "m", "low": -5, "high": 5}, "here")
+    judge = Judge.of({"url": fake.url, "model": "m", "low": -5, "high": 5}, "here", Path())
     assert (await value(judge))[0] == pytest.approx(expected)
 
 
 async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
     spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
     fake.answers = [{"error": "loading"}, spoilt]
-    judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here", Path())
     assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
 
 
@@ -390,7 +391,7 @@ async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_anothe
     fake: Fake,
 ) -> None:
     fake.answers = [0.5, "Score: 10"]
-    asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here", Path())
     question = [{"role": "user", "content": "Well?"}]
     first, second = (asyncio.ensure_future(ask(asked, question)) for _ in range(2))
     await asyncio.sleep(0.1)
@@ -399,11 +400,11 @@ async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_anothe
 
 
 async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) -> None:
-    judge = Judge.of({"url": fake.url, "model": "m", "timeout": 0.2, "retries": 1}, "here")
+    judge = Judge.of({"url": fake.url, "model": "m", "timeout": 0.2, "retries": 1}, "here", Path())
     fake.answers = [0.6, "Score: 10"]
     assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
     fake.answers = [0.6]
-    other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here")
+    other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here", Path())
     with pytest.raises(EnvError, match="n cannot be reached"):
         await value(other)
     assert len(fake.bodies) == 4
@@ -411,8 +412,10 @@ async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) ->
 
 async def test_budgets_of_calls_and_tokens(fake: Fake) -> None:
     fake.answers = ["Score: 1"]
-    calls = Asked.of({"url": fake.url, "model": "m", "budget_calls": 2}, "here")
-    tokens = Asked.of({"url": fake.url, "model": "m", "budget_tokens": 15, "cache": None}, "here")
+    calls = Asked.of({"url": fake.url, "model": "m", "budget_calls": 2}, "here", Path())
+    tokens = Asked.of(
+        {"url": fake.url, "model": "m", "budget_tokens": 15, "cache": None}, "here", Path()
+    )
     for text in ("a", "a", "b"):
         assert await ask(calls, [{"role": "user", "content": text}]) == "Score: 1"
     assert calls.calls == 2  # the second "a" came from memory
@@ -435,7 +438,7 @@ def test_settings_of_a_judge_are_checked() -> None:
         ({**good, "prompt": "{nothing}"}, "placeholder"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Judge.of(bad, "here")
+            Judge.of(bad, "here", Path())
 
 
 # --- reward model ----------------------------------------------------------------------------------------------------

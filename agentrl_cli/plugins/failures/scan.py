@@ -54,7 +54,7 @@ def load_scanner(target: str, base: Path) -> tuple[str, Scanner]:
     rest = dict(given)
     question = str(rest.pop("question"))
     name = str(rest.pop("name", Path(target).stem))
-    asked = Asked.of(rest, target)
+    asked = Asked.of(rest, target, (base / target).parent)
 
     async def judge(episode: Episode) -> bool:
         lines = (line for turn in episode.turns for line in message_lines(list(turn.messages)))

@@ -50,6 +50,7 @@ def reflection(named: str, model: str, loaded: Loaded, seed: int, base: Path) ->
         asked = Asked.of(
             {"url": named, "model": model, "max_tokens": MOST, "temperature": 1.0, "cache": None},
             named,
+            base,
         )
 
         async def endpoint(prompt: str) -> str:
