@@ -104,8 +104,9 @@ def command(
     with_gpu = {"--device": device, "--seconds": seconds is not None}
     refuse_idle("without --gpu", {} if gpu else with_gpu)
     ways = {"--template": template, "--gpu": gpu, "--model": model, "--cluster": cluster}
-    given = [name for name, value in {**ways, "--sandbox": sandbox}.items() if value]
-    refuse_idle(f"with {''.join(given[:1])}", dict.fromkeys(given[1:], True))
+    way, *others = [name for name, value in {**ways, "--sandbox": sandbox}.items() if value] or [""]
+    fixed = way in ("--template", "--gpu", "--sandbox")
+    refuse_idle(f"with {way}", {**dict.fromkeys(others, True), "--set": fixed and sets})
     if template is not None:
         _audit(template, as_json)
         return

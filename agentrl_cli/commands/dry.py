@@ -12,6 +12,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, narrate
+from agentrl_cli.commands.options import refuse_idle
 from agentrl_cli.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class PlanOptions:
                 "--accept-changes is for a resume.",
                 hint="agentrl train --resume last --accept-changes",
             )
+        refuse_idle("without --dry-run", {"--verbose": self.verbose and not self.dry_run})
         if self.gpu_memory is not None and not self.dry_run:
             raise UsageError(
                 "--gpu-memory plans for a GPU that may be absent.", hint="Add --dry-run."

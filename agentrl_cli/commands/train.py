@@ -31,6 +31,7 @@ from agentrl_cli.commands.options import (
     ModelOptions,
     RateOption,
     StepsOption,
+    refuse_idle,
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, pluralise
@@ -70,6 +71,13 @@ class ProcessOptions:
     ] = None
     as_json: JsonOption = False
 
+    def require_consistent(self, *, dry_run: bool) -> None:
+        """Raise UsageError for options that would do nothing beside another."""
+        ways = {"--dry-run": dry_run, "--detach": self.detach, "--watch": self.watch}
+        way, *others = [name for name, value in ways.items() if value] or [""]
+        json = self.as_json and way in ("--detach", "--watch")
+        refuse_idle(f"with {way}", {**dict.fromkeys(others, True), "--json": json})
+
 
 def command(
     steps: StepsOption = None,
@@ -101,6 +109,7 @@ def command(
         "train.heal": heal or None,
     }
     planned.require_consistent(resumes=process.resume is not None)
+    process.require_consistent(dry_run=planned.dry_run)
     work = dataclasses.replace(work, config=[*planned.files, *(work.config or [])])
     context = work.open(flags)
     logs = context.db.parent / "logs"

@@ -58,6 +58,8 @@ def test_another_model_gets_an_adapter_and_a_weaker_sandbox_is_written_down(
     assert pinned == "bare" or "backend" not in (tmp_path / "p" / "agentrl.yaml").read_text()
     cli("init", "echo-task", "q", "--min-level", "nns", code=2)
     cli("init", "echo-task", "q", "--python", "x", code=2, said="--python does nothing without")
+    idle = "--min-level does nothing with --blank or --from"
+    cli("init", "--blank", "q", "--min-level", "ns", code=2, said=idle)
 
 
 def test_files_that_differ_are_kept_unless_forced(init: Cli) -> None:

@@ -227,5 +227,8 @@ async def test_what_failed_is_not_used() -> None:
 
 def test_the_command(cli: Cli) -> None:
     cli("doctor", "--device", "cpu", code=2, said="--device does nothing without --gpu")
+    for way in ("--gpu", "--sandbox", "--template=tiny"):
+        said = f"--set does nothing with {way.partition('=')[0]}"
+        cli("doctor", way, "--set", "seed=1", code=2, said=said)
     unknown = "Unknown model.device 'nonsense'"
     cli("doctor", "--gpu", "--device", "nonsense", "--json", code=3, said=unknown)

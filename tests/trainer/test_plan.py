@@ -351,5 +351,9 @@ def test_planning_from_the_command_line(shapes: dict[str, Path], cli: Cli) -> No
         (["--gpu-memory", "4GiB"], "Add --dry-run"),
         (["--dry-run", "--gpu-memory", "much"], "--gpu-memory: 'much'"),
         (["--fit", "--resume", "last"], "Leave out --fit"),
+        (["-v"], "--verbose does nothing without --dry-run"),
+        (["--watch", "--json"], "--json does nothing with --watch"),
+        (["--watch", "--detach"], "--watch does nothing with --detach"),
+        (["--dry-run", "--watch"], "--watch does nothing with --dry-run"),
     ):
         cli("train", *wrong, code=2, said=said)

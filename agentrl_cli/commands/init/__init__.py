@@ -111,6 +111,7 @@ def command(
     refuse_idle("without --from", {"--python": python and not sources})
     notes: list[str] = []
     if blank is not None or sources:
+        refuse_idle("with --blank or --from", {"--min-level": min_level})
         name = blank or pack
         if name is None:
             raise UsageError("The new task needs a name.", hint="agentrl init NAME --from SOURCE")

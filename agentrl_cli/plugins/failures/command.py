@@ -10,7 +10,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn
-from agentrl_cli.commands.options import StoreOptions
+from agentrl_cli.commands.options import StoreOptions, refuse_idle
 from agentrl_cli.errors import UsageError, pluralise
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def command(
     kind: Annotated[
         str, typer.Option(help="Its episodes of this kind: train, eval, rollout …")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Modes shown.")] = 12,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Modes shown; default: 12.")
+    ] = None,
     scanner: Annotated[
         str,
         typer.Option(
@@ -60,12 +62,14 @@ def command(
     """
     if label and not scanner:
         raise UsageError("--label compares people's tags with a scanner: name one with --scan.")
+    refuse_idle("with --scan", {"--limit": scanner and limit})
+    refuse_idle("with --json: it prints every mode", {"--limit": json and limit})
     with where.open(readonly=not scanner) as store:
         row = store.runs.get(run)
         if scanner:
             _scan(store, row.id, kind or row.kind, scanner, label, json)
         else:
-            _list(store, row, kind or row.kind, limit, json)
+            _list(store, row, kind or row.kind, limit or 12, json)
 
 
 def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:

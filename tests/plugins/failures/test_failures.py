@@ -223,3 +223,6 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     scanned = cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)
     assert scanned["agreement"] is None
     cli("failures", "--label", "x", *db, code=2, said="--scan")
+    for way in ("--scan=s.py:long", "--json"):
+        said = f"--limit does nothing with {way.partition('=')[0]}"
+        cli("failures", way, "--limit", "1", *db, code=2, said=said)
