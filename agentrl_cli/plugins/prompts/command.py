@@ -24,7 +24,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import ModelOptions
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import GateNotMet, UsageError
+from agentrl_cli.errors import GateNotMet
 from agentrl_cli.plugins.prompts.plan import Plan
 
 
@@ -57,16 +57,14 @@ def command(
     """
     if show is not None:
         return _show(find_db(work.project, work.db), show, as_json)
-    if fail_under is not None and not plan.test:
-        raise UsageError("--fail-under needs test tasks.", hint="Leave out --test-tasks 0.")
     plan = replace(plan, parts=plan.parts or ["system"])
     context = work.open()
     with data_stdout():
         announce_loading()
-        report = asyncio.run(_optimize(context, work.model, plan, write))
+        gated = fail_under is not None
+        report = asyncio.run(_optimize(context, work.model, plan, write, gated))
         _print(report, as_json)
-    reached = ((report["test"] or {}).get("best") or {"value": 0.0})["value"]
-    if fail_under is not None and reached < fail_under:
+    if fail_under is not None and (reached := report["test"]["best"]["value"]) < fail_under:
         raise GateNotMet(f"The best prompt solves {reached:.3f} of the test tasks.")
 
 
@@ -90,7 +88,9 @@ def _show(path: Path, run: str, as_json: bool) -> None:
             echo(line)
 
 
-async def _optimize(context: Context, model: str | None, plan: Plan, write: bool) -> dict[str, Any]:
+async def _optimize(
+    context: Context, model: str | None, plan: Plan, write: bool, gated: bool
+) -> dict[str, Any]:
     from agentrl_cli.plugins.prompts.optimize import optimize
     from agentrl_cli.runtime import open_runtime
 
@@ -98,7 +98,7 @@ async def _optimize(context: Context, model: str | None, plan: Plan, write: bool
         context.config, base=context.project, db=context.db, spec=model
     ) as runtime:
         warn_unsafe(runtime.sandbox)
-        return await optimize(runtime, plan, write=write, narrate=narrate)
+        return await optimize(runtime, plan, write=write, gated=gated, narrate=narrate)
 
 
 def _print(report: dict[str, Any], as_json: bool) -> None:

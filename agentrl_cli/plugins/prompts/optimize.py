@@ -107,16 +107,19 @@ Narrate = Callable[[str], None]
 
 
 async def optimize(
-    runtime: Runtime, plan: Plan, *, write: bool, narrate: Narrate
+    runtime: Runtime, plan: Plan, *, write: bool, gated: bool, narrate: Narrate
 ) -> dict[str, Any]:
-    """Search, compare base and best on the test tasks, and return the report. Raises AgentRLErrors."""
+    """Search, compare base and best on the test tasks, and return the report. Raises AgentRLErrors.
+
+    `gated`: `--fail-under` is given, which needs test tasks.
+    """
     if len(runtime.packs) != 1:
         raise ConfigError(
             "The texts of one pack are optimised at a time.", hint="Name one with --pack."
         )
     (pack,) = runtime.packs.values()
     first = _first(pack, plan)
-    tasks = _tasks(runtime, pack, plan)
+    tasks = _tasks(runtime, pack, plan, gated)
     if plan.budget < len(tasks["validation"]):
         raise UsageError(
             f"A budget of {plan.budget} episodes is below one evaluation ({len(tasks['validation'])} tasks).",
@@ -180,8 +183,11 @@ def _first(pack: Pack, plan: Plan) -> Parts:
     return {name: known[name] for name in plan.parts or ()}
 
 
-def _tasks(runtime: Runtime, pack: Pack, plan: Plan) -> dict[str, list[Task]]:
-    """Return train, validation and test tasks; without a validation split, the last training tasks are it."""
+def _tasks(runtime: Runtime, pack: Pack, plan: Plan, gated: bool) -> dict[str, list[Task]]:
+    """Return train, validation and test tasks; without a validation split, the last training tasks are it.
+
+    Raises UsageError if there are no test tasks and the search is `gated`.
+    """
     settings = runtime.config
     train = pack.tasks(settings.task.split_train, families=settings.task.families)
     splits = pack.splits()
@@ -196,6 +202,12 @@ def _tasks(runtime: Runtime, pack: Pack, plan: Plan) -> dict[str, list[Task]]:
         if plan.test and settings.eval.split in splits
         else []
     )
+    if gated and not test:
+        raise UsageError(
+            f"--fail-under needs test tasks: --test-tasks {plan.test} of the split"
+            f" {settings.eval.split!r} of the pack {pack.name} gives none.",
+            hint="Name a split of the pack with --set eval.split=…, or leave out --test-tasks 0.",
+        )
     found = {"train": spread(train, plan.train), "validation": validation, "test": test}
     for some in found.values():
         runtime.store.tasks.add(some)

@@ -210,6 +210,8 @@ def count(db: Path) -> int:
         ([], "nothing", 1, "no usable text 8 times in a row; the last: it is empty"),
         (["--method", "gepa"], "careless", 1, "8 times in a row; the last: it lost {politely}"),
         (["--part", "tools.x.description"], "better", 2, "tools.x.description"),
+        (["--fail-under", "0", "--set", "eval.split=hidden"], "better", 2, "'hidden' of the pack"),
+        (["--fail-under", "0", "--test-tasks", "0"], "better", 2, "--fail-under needs test tasks"),
     ],
 )
 def test_what_goes_wrong_is_a_sentence(
