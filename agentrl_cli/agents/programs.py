@@ -95,8 +95,8 @@ class ForeignAgent:
 
     async def solve(
         self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
-    ) -> float | dict[str, float]:
-        """Play a row with the model at that address: an agent. Returns its reward, or that of each player.
+    ) -> float | dict[str, float] | None:
+        """Play a row with the model at that address: an agent. Returns its reward, that of each player, or None.
 
         Raises MissingDependency, EnvError.
         """
@@ -107,7 +107,7 @@ class ForeignAgent:
         given = {"base_url": base_url, "api_key": api_key, "model": model}
         which = {"sample": task.data["sample"], "split": task.split, "attempt": attempt}
         asked = self._submit(do="run", **which, **given)
-        reward: float | dict[str, float] = (await asyncio.wrap_future(asked))["reward"]
+        reward: float | dict[str, float] | None = (await asyncio.wrap_future(asked))["reward"]
         return reward
 
     def _submit(self, **fields: Any) -> Future[dict[str, Any]]:
@@ -124,7 +124,7 @@ class ForeignWorld(ForeignAgent):
 
     async def solve(
         self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
-    ) -> float | dict[str, float]:
+    ) -> float | dict[str, float] | None:
         """Play a row. Raises MissingDependency, WorldFault."""
         try:
             return await super().solve(task, base_url, api_key, model, attempt)

@@ -275,7 +275,7 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
     (tmp_path / "ready").touch()
     assert len(await loading) == 1
 
-    async def play(sample: int) -> float | dict[str, float]:
+    async def play(sample: int) -> float | dict[str, float] | None:
         return await foreign.solve(
             Task("t", "", "", "train", (), {"sample": sample}), "http://none", "key", "model"
         )

@@ -40,7 +40,7 @@ class OpenEnv(ForeignWorld):
 
     async def solve(
         self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
-    ) -> float | dict[str, float]:
+    ) -> float | dict[str, float] | None:
         """Play a row. Raises MissingDependency, WorldFault."""
         try:
             await asyncio.to_thread(self._serve)

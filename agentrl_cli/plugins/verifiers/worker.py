@@ -70,7 +70,7 @@ class Taskset:
         return self.tasks[place] if place < len(self.tasks) else None
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Play one episode; return the mean reward of its trainable parts."""
+        """Play one episode; return the mean reward of its trainable parts, None without one: it is ungraded."""
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
 
@@ -93,7 +93,9 @@ class Taskset:
         trained = [
             trace for trace in episode.traces if trace.agent is None or trace.agent.trainable
         ]
-        return {"reward": sum(trace.reward for trace in trained) / len(trained)}
+        return {
+            "reward": sum(trace.reward for trace in trained) / len(trained) if trained else None
+        }
 
 
 def _text(content: Any) -> str:

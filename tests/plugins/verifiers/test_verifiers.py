@@ -31,6 +31,14 @@ class Words(vf.Taskset[WordTask, vf.TasksetConfig]):
 
 __all__ = ["Words"]
 """
+FROZEN = """
+class Game(vf.SingleAgentEnv):
+    async def setup(self, agents):
+        agents.agent.trainable = False
+
+
+__all__ = ["Words", "Game"]
+"""
 REAL = {
     "verifiers:glossary": [call("facts_lookup", name="Ada Lovelace"), "<answer>{}</answer>"],
     "verifiers:scratchpad": [call("scratchpad_roundtrip", word="alpha"), "alpha"],
@@ -41,6 +49,7 @@ async def test_a_taskset_of_a_file_is_played_by_verifiers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agentrl_words.py").write_text(TASKSET)
+    (tmp_path / "agentrl_frozen.py").write_text(TASKSET + FROZEN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for said, reward in (("red", 1.0), ("green", 0.0)):
         folder = tmp_path / said
@@ -52,6 +61,8 @@ async def test_a_taskset_of_a_file_is_played_by_verifiers(
             for path in rows
             for line in path.read_text().splitlines()
         }
+    frozen = await play_published("verifiers:agentrl_frozen", "verifiers", ["red"], tmp_path / "f")
+    assert (frozen.outcome, frozen.reward) == (Outcome.UNGRADED, None), frozen.error
 
 
 @pytest.mark.filterwarnings("default")
