@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -112,9 +113,10 @@ def _add(files: list[Path], as_json: bool, path: Path) -> None:
             [after] = store.select("SELECT count(*) FROM episodes")
     finally:
         if path in made and not found:  # nothing was imported: nothing is left
-            path.unlink(missing_ok=True)
-            for folder in made[1:]:
-                folder.rmdir()
+            with suppress(OSError):  # a folder may hold another's files by now
+                path.unlink(missing_ok=True)
+                for folder in made[1:]:
+                    folder.rmdir()
     new = after[0] - before[0]
     _report([*found], as_json, path, "" if new == len(found) else f", {new} of them new,")
 

@@ -516,6 +516,9 @@ def test_a_document_that_is_too_long(cli: Cli, tmp_path: Path) -> None:
         file.truncate(LARGEST + 1)
     cli("import", "atif", "x.json", "--db", "new/s.db", code=2, said="it is longer than 64 MiB")
     assert not (tmp_path / "new").exists()
+    said = "it is longer than 64 MiB"  # a path by which a folder cannot be deleted hides nothing
+    cli("import", "atif", "x.json", "--db", "new/../other/s.db", code=2, said=said)
+    assert not (tmp_path / "other").exists()
 
 
 BREAKS: list[Callable[[Any, Any], Any]] = [
