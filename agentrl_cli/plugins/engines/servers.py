@@ -106,7 +106,6 @@ class Servers:
         first = self.members[0].policy
         folder = first.write(version)
         async with self._changing:
-            self._folder, self.weights_version = folder, version
             members = [member for member in self.members if not member.lost]
             loads = [member.policy.load_weights(folder, version) for member in members]
             for member, error in zip(
@@ -116,6 +115,7 @@ class Servers:
                     self._lose(member, error)
                 elif isinstance(error, BaseException):
                     raise error
+            self._folder, self.weights_version = folder, version
         drop_older(folder)
 
     async def sleep(self) -> None:

@@ -146,6 +146,34 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
     assert max(bad) > 0.02 and named, bad
 
 
+async def test_weights_that_a_server_refuses_are_not_the_present_ones(
+    tmp_path: Path, model: Path
+) -> None:
+    refused: list[str] = []
+
+    class Refuses(StandIn):
+        async def handle(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            return (400, {"error": "no"}) if path in refused else await super().handle(path, body)
+
+    async with AsyncExitStack() as stack:
+        stands = [StandIn("vllm", model), Refuses("vllm", model)]
+        urls = [await stack.enter_async_context(server(one.handle)) for one in stands]
+        given: dict[str, Any] = {"api_key": "k", "retries": 0, "context_length": 256}
+        given["save"] = lambda folder: shutil.copytree(model, folder, dirs_exist_ok=True)
+        given["sync_dir"] = tmp_path / "weights"
+        policy = Servers([HttpPolicy(VLLM, url, "base", **given) for url in urls], 5.0)
+        await policy.publish("run@1")
+        refused.append("/collective_rpc")
+        with pytest.raises(PolicyError, match="no"):
+            await policy.publish("run@2")
+        published = policy.last_published()
+        assert (policy.weights_version, published.folder.name) == ("run@1", "run-1")
+        assert published.folder.is_dir(), "a server that comes back is given these"
+        await policy.close()
+        for one in stands:
+            await one.close()
+
+
 STOP = BYTES.eos_ids[0]
 PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
