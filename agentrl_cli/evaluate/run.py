@@ -210,7 +210,7 @@ def fingerprint(
     tasks: Iterable[Task],
     settings: Settings,
 ) -> str:
-    """Return a hash of everything that decides the result: weights, tasks, the packs' code, limits, settings."""
+    """Return a hash of what decides the result: weights, tasks, the packs' code and tools, limits, settings."""
     limits = config.rollout.model_dump(
         exclude={"group_size", "prompts_per_step", "concurrency", "temperature"}
     )
@@ -221,10 +221,7 @@ def fingerprint(
         loaded.chat.tokenizer.hash,
         _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),
         [[task.id, task.prompt, dict(task.data), task.tools] for task in tasks],
-        {
-            name: [p.read_text("utf-8") for p in sorted(pack.dir.glob("task.*")) if p.is_file()]
-            for name, pack in packs.items()
-        },
+        {name: [pack.code, pack.schemas] for name, pack in packs.items()},
         *(pack.agent.code for pack in packs.values() if pack.agent is not None),
         limits,
         config.rewards,

@@ -10,6 +10,7 @@ Other forms of rows are in forms.py, other sources in sources.py; spec.py reads 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,6 +91,15 @@ class Pack:
     @property
     def schemas(self) -> list[ToolSchema]:
         return [tool.schema for tool in self.tools]
+
+    @property
+    def code(self) -> str:
+        """Hash of `task.*` and of the Python files beside it; empty for a pack made in a script."""
+        if self.dir == Path():
+            return ""
+        files = sorted({*self.dir.glob("task.*"), *self.dir.glob("*.py")})
+        data = (path.name.encode() + b"\0" + path.read_bytes() for path in files if path.is_file())
+        return hashlib.blake2b(b"\0".join(data), digest_size=8).hexdigest()
 
     @property
     def primary(self) -> str:

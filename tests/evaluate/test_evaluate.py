@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.checkpoint_names import explain_best, full_name, trained_by
+from agentrl_cli.tools import as_tool
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.web import completion, served
@@ -426,28 +427,39 @@ async def test_other_settings_are_another_evaluation(
         assert found.reused == 0 and len(store.runs.all()) == 2
 
 
-async def test_changed_weights_or_rewards_are_another_evaluation(
+async def test_other_weights_code_or_tools_are_another_evaluation(
     packs: dict[str, Pack], tmp_path: Path
 ) -> None:
     tasks, weights = pick_tasks(packs, ["test"]), tmp_path / "weights"
     weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"1")
+
+    def look(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    def described(text: str) -> None:
+        look.__doc__ = text
+        packs["words"] = replace(packs["words"], tools=(as_tool(look),))
+
+    folder = packs["words"].dir
+    changes = (
+        lambda: (weights / "model.safetensors").write_bytes(b"1"),
+        lambda: (weights / "model.safetensors").write_bytes(b"12"),
+        lambda: (folder / "task.py").write_text(TASK_PY + "# changed\n"),
+        lambda: (folder / "helper.py").write_text("LIMIT = 1\n"),
+        lambda: (folder / "helper.py").write_text("LIMIT = 2\n"),
+        lambda: described("Look a word up."),
+        lambda: described("Look a word up, once."),
+    )
     with Store.open(tmp_path / "a.db") as store:
-        await run_evaluation(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks)
-        (weights / "model.safetensors").write_bytes(b"12")
-        found = await run_evaluation(
-            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
-        )
-        assert found.reused == 0
-        (packs["words"].dir / "task.py").write_text(TASK_PY + "# changed\n")
-        found = await run_evaluation(
-            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
-        )
-        assert found.reused == 0
-        found = await run_evaluation(
-            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
-        )
-        assert found.reused == 8
+        for change in changes:
+            change()
+            for reused in (0, 8):
+                policy = Scripted(right(), folder=weights)
+                found = await run_evaluation(
+                    policy, packs, quiet(), store, tasks=tasks, resume=True
+                )
+                assert found.reused == reused
 
 
 async def test_errors_are_tried_once_more(packs: dict[str, Pack], tmp_path: Path) -> None:

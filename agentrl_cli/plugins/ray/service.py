@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import platform
 import socket
@@ -183,10 +182,7 @@ def describe_node(packs: Mapping[str, Pack]) -> Hello:
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             facts[name] = version(name)
-    for name, pack in packs.items():
-        code = [path for path in sorted(pack.dir.glob("task.*")) if path.is_file()]
-        data = b"".join(path.name.encode() + path.read_bytes() for path in code)
-        facts[f"code of the pack {name}"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    facts |= {f"code of the pack {name}": pack.code for name, pack in packs.items()}
     return Hello(socket.gethostname(), os.getpid(), facts)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from agentrl_cli.plugins.ray.service import (
     Message,
     Relay,
     Setup,
+    describe_node,
     plain_error,
 )
 from agentrl_cli.plugins.ray.settings import ClusterConfig
@@ -440,6 +442,10 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
         match=r"far has Python 3\.9, and .*torch 1\.0.*code of the pack bandit none",
     ):
         require_same(packs, [other])
+    far = replace(describe_node(packs), node="far")
+    (tmp_path / "pack" / "helper.py").write_text("LIMIT = 2\n")
+    with pytest.raises(EnvironmentProblem, match=r"far has code of the pack bandit \w+, and \w+ h"):
+        require_same(packs, [far])
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     with pytest.raises(StoreError, match="network disk"):
         require_local(tmp_path / "agentrl.db", mounts)
