@@ -24,6 +24,11 @@ from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.results import ExecResult, GradeResult, Status
 from agentrl_cli.sandbox.session import Answer, Session
 
+KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("call", "raises", "check", "stdin", "stdout", "code"), str),
+    **{"args": list | tuple, "kwargs": Mapping, "close": int | float},
+}
+"""Types of the values in a test."""
 COMPARED_KB = 8 * 1024
 """At most so many KiB of a program's output are kept for comparison."""
 
@@ -73,17 +78,17 @@ def _check(test: Any, number: int) -> Mapping[str, Any]:
     """Return a test in its long form."""
     if isinstance(test, str):
         return {"code": test}
-    if isinstance(test, Mapping):
-        if isinstance(test.get("call"), str) and test.keys() & {"expect", "raises", "check"}:
+    if isinstance(test, Mapping) and all(
+        isinstance(test[key], KINDS[key]) for key in test.keys() & KINDS
+    ):
+        if "call" in test and test.keys() & {"expect", "raises", "check"}:
             return test
-        if "stdin" in test and isinstance(test.get("stdout"), str):
-            return test
-        if isinstance(test.get("code"), str):
+        if "code" in test or {"stdin", "stdout"} <= test.keys():
             return test
     raise DataError(
         f"Test {number} is not a test: {test!r:.200}",
-        hint='A test is {"call": name, "args": [...], "expect": value}, {"stdin": text, "stdout": text} '
-        'or {"code": text}.',
+        hint='A test is {"call": name, "args": [...], "kwargs": {...}, "expect": value}, '
+        '{"stdin": text, "stdout": text} or {"code": text}.',
     )
 
 

@@ -242,8 +242,13 @@ async def test_programs_and_test_code(session: Session) -> None:
     broken = await grade(session, "def add(:", TESTS)
     assert (broken.passed, broken.total, broken.status) == (0, 8, Status.EXCEPTION)
     assert "SyntaxError" in broken.failures[0]
-    with pytest.raises(DataError, match="Test 1 is not a test"):
-        await grade(session, HONEST, [{"call": "add"}])
+    call = {"call": "add", "expect": 3}
+    for wrong in (
+        *({"call": "add"}, {"stdin": 3, "stdout": ""}, {"code": None}, {**call, "check": True}),
+        *({**call, "args": "12"}, {**call, "kwargs": [1, 2]}, {**call, "close": "1e-6"}),
+    ):
+        with pytest.raises(DataError, match="Test 2 is not a test"):
+            await grade(session, HONEST, [{**call, "args": [1, 2]}, wrong])
 
 
 async def test_a_check_judges_apart_from_the_solution(session: Session) -> None:
