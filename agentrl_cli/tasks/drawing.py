@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from agentrl_cli.errors import DataError
+
 Row = dict[str, Any]
 
 PLACEHOLDER = "TODO:"
 """How the prompt of a row begins that is still to be written; `agentrl check` reports it."""
+
+MOST_REPEATED = 100_000
+"""Rows in a row that repeat earlier questions before drawing gives up."""
 
 WORLD = ("setup", "sample")
 """Fields besides the prompt that identify a question in every pack, `sample` being a world's seed or its place among
@@ -31,6 +36,8 @@ def draw_splits(
 ) -> dict[str, list[Row]]:
     """Return the rows of every split, with ids; splits without rows are left out. Deterministic.
 
+    Raises DataError if there are not so many different questions.
+
     Args:
         sizes: Maps a split to its number of rows.
         rows_of: Makes an endless iterator of a split's rows from its name and its index in `sizes`.
@@ -48,9 +55,17 @@ def draw_splits(
     splits: dict[str, list[Row]] = {}
     for number, (split, count) in enumerate(sizes.items()):
         rows: list[Row] = []
+        repeated = 0
         for row in rows_of(split, number) if count else ():
             key = question(row["prompt"], row, world)
-            if key in seen:
+            repeated = repeated + 1 if key in seen else 0
+            if repeated == MOST_REPEATED:
+                raise DataError(
+                    f"The split {split} has {len(rows)} of {count} rows,"
+                    f" and the next {repeated:,} drawn repeat earlier questions.",
+                    hint="Ask for fewer rows, or let `rows_of` make more of them; see `world`.",
+                )
+            if repeated:
                 continue
             seen.add(key)
             rows.append({"id": f"{split}-{len(rows):04d}", **row})

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,14 @@ from agentrl_cli import Config, Reward, ScriptedPolicy, Store, Task, load_config
 from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, ModelError, NotFound
+from agentrl_cli.errors import (
+    AgentRLError,
+    ConfigError,
+    DataError,
+    EnvError,
+    ModelError,
+    NotFound,
+)
 from agentrl_cli.models.merge import merge
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model, pack_names, packs_dir
@@ -511,3 +518,6 @@ def test_rows_are_drawn_until_they_are_new() -> None:
         "a",
         "b",
     }
+    few = cycle([{"prompt": "0"}, {"prompt": "1"}])
+    with pytest.raises(DataError, match="The split b has 1 of 2 rows, and the next 100,000 drawn"):
+        draw_splits({"a": 1, "b": 2}, lambda split, n: few)
