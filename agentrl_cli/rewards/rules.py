@@ -73,8 +73,8 @@ async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:
     """
     code, prompt = code_of(ctx.final_text), str(ctx.task.data.get("code_prompt") or "")
     entry, test = _find_expected(ctx, "entry_point"), _find_expected(ctx, "test")
-    whole = f"def {entry}" in code
-    before = prompt.partition(f"def {entry}")[0] if whole else prompt
+    head = re.compile(rf"\bdef {re.escape(str(entry))}\b")
+    before = head.split(prompt, maxsplit=1)[0] if head.search(code) else prompt
     result = await ctx.grade(f"{before}{code}", [f"{test}\n\ncheck({entry})"])
     return ctx.part(result.score, "\n".join(result.failures)[-300:])
 

@@ -172,6 +172,7 @@ async def test_humanevals_tests_decide_in_the_sandbox() -> None:
         f"```python\nimport math\n{whole}```": 1.0,
         "```python\ndef area(r):\n    return 0\n```": 0.0,
         "```python\nprint('passed')\nraise SystemExit\ndef area(r):\n    return 0\n```": 0.0,
+        "    def area_of(r):\n        return half(math.pi * r * r)\n\n    return area_of(r)\n": 1.0,
         "no code": 0.0,
     }
     async with await Sandbox.open(
