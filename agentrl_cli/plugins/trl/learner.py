@@ -148,6 +148,7 @@ class TRLLearner:
         torch.manual_seed(given[0])
         for group in trainer.optimizer.param_groups:  # the scheduler has set it back
             group["lr"] = given[1]
+        trainer.args.max_grad_norm = arguments(self.config)["max_grad_norm"]  # a control may set it
         rows = [_row(episode) for episode in self._episodes]
         names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "stored_reward")
         return {name: [row[place] for row in rows] for place, name in enumerate(names)}

@@ -171,3 +171,22 @@ async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(
         last = Path(run.dir) / "checkpoints" / "last"
         ends.append((load_state(last)["step"], (last / "model.safetensors").read_bytes()))
     assert ends[0] == ends[1]
+
+
+@needs_trl
+async def test_what_a_control_sets_counts_from_the_next_step(tmp_path: Path, model: Path) -> None:
+    kept: list[torch.Tensor] = []
+
+    class Asking:
+        def on_update(self, run: Any) -> None:
+            kept.append(trainer.loaded.model.state_dict()["lm_head.weight"].clone())
+            if len(kept) == 1:
+                for key, value in (("train.max_grad_norm", 1e-30), ("train.steps", 3)):
+                    trainer.store.controls.add(trainer.run.id, "set", {"key": key, "value": value})
+
+    train = {"steps": 2, "lr": 1e-2, "optimizer": {"betas": [0.0, 0.95]}}  # without momentum
+    async with trainer_of(tmp_path, model, [Asking()], train=train, trainer=TRL) as trainer:
+        before = trainer.loaded.model.state_dict()["lm_head.weight"].clone()
+        run = await trainer.train()
+        assert run.step == 3 and not torch.equal(before, kept[0])
+        assert torch.equal(kept[0], kept[1]) and torch.equal(kept[1], kept[2])
