@@ -64,12 +64,12 @@ def rloo(x: AdvantageInput) -> list[Float32]:
 
 def reinforce_pp(x: AdvantageInput) -> list[Float32]:
     """Discounted return of each token, whitened over the batch's tokens. https://arxiv.org/abs/2501.03262."""
-    return whiten(rewards_to_go(x, x.gamma))
+    return whiten(rewards_to_go(x, x.gamma), x)
 
 
 def reinforce_pp_baseline(x: AdvantageInput) -> list[Float32]:
     """R − group mean, then whitened over the batch's tokens. https://arxiv.org/abs/2501.03262 (w/ baseline)."""
-    return whiten([np.asarray(a, np.float64) for a in dr_grpo(x)])
+    return whiten([np.asarray(a, np.float64) for a in dr_grpo(x)], x)
 
 
 def remax(x: AdvantageInput) -> list[Float32]:

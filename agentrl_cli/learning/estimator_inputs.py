@@ -76,6 +76,8 @@ class AdvantageInput:
     """The running mean of each game and player, which rae moves."""
     decay: float = 0.95
     """Share of a running mean that one more episode leaves (rae)."""
+    accepted: tuple[NDArray[np.bool_], ...] | None = None
+    """N × [lengths_i] False: `algo.off_policy.reject` left the token out of the batch. None: it left out none."""
     turn_parts: tuple[Float64, ...] | None = None
     """N × [K_i, S] turn_rewards by who gave it, one column for each tool and one for the world, NaN where nothing."""
 
@@ -284,9 +286,11 @@ def spread_turns(scalars: Sequence[Float64], x: AdvantageInput) -> list[Float32]
     return [np.repeat(a, n).astype(np.float32) for a, n in zip(scalars, x.turn_counts, strict=True)]
 
 
-def whiten(arrays: Sequence[Float64]) -> list[Float32]:
-    """Zero mean and unit sample variance over all tokens of the batch (verl's masked_whiten, variance + 1e-8)."""
-    flat = np.concatenate([np.asarray(a, np.float64) for a in arrays]) if arrays else np.zeros(0)
+def whiten(arrays: Sequence[Float64], x: AdvantageInput) -> list[Float32]:
+    """Zero mean and unit sample variance over the batch's accepted tokens (verl's masked_whiten, variance + 1e-8)."""
+    flat = np.concatenate([np.zeros(0), *arrays])
+    if x.accepted is not None:
+        flat = flat[np.concatenate(x.accepted)]
     if flat.size < 2:
         return [np.zeros(len(a), np.float32) for a in arrays]
     scale = 1.0 / np.sqrt(flat.var(ddof=1) + 1e-8)

@@ -111,7 +111,7 @@ def gae_raw(x: AdvantageInput) -> list[Float64]:
 
 def gae(x: AdvantageInput) -> list[Float32]:
     """Generalised advantage estimation over trained tokens, whitened over the batch (PPO as in verl)."""
-    return whiten(gae_raw(x))
+    return whiten(gae_raw(x), x)
 
 
 def value_targets(x: AdvantageInput) -> list[Float32]:

@@ -192,6 +192,8 @@ class Learner:
         if baselines is not None and self.needs == "baseline":
             greedy = np.array([baselines[e.group_id or ""] for e in table.episodes])
             x = replace(x, baseline=greedy)
+        if seen.accepted is not None:
+            x = replace(x, accepted=tuple(table.by_episode(seen.accepted)))
         if self.compute.critic is not None:
             x = replace(x, values=per_episode(seen.value), bootstrap=table.bootstrap)
         if self.coefficients.in_reward:

@@ -73,6 +73,12 @@ BY_HAND: list[tuple[str, AdvantageInput, Any]] = [
     ("rloo", given([1, 0, 0, 0]), [1, -1 / 3, -1 / 3, -1 / 3]),
     # gamma 1/2, lengths 2 and 1, rewards 1 and 0: returns .5 1 | 0, mean .5, sample variance .25
     ("reinforce_pp", given([1, 0], lengths=np.array([2, 1]), gamma=0.5), [0, 1, -1]),
+    # 0 1 | 9 rejected: mean .5, sample variance .5; 8.5 / sqrt(.5)
+    (
+        "reinforce_pp",
+        given([0, 1, 9], accepted=tuple(np.array([[True], [True], [False]]))),
+        [-S, S, 17 * S],
+    ),
     # 1 0 0 0 less .25 over lengths 3 1 1 1: .75×3, -.25×3: mean .25, squares 6×.25 = 1.5, variance 1.5/5 = .3
     (
         "reinforce_pp_baseline",

@@ -99,12 +99,19 @@ def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Ep
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "loss"),
-    [*zip(sorted(AGGREGATIONS), cycle(["gspo", "clip_cov"]), strict=False)],
+    ("aggregation", "names"),
+    [
+        *zip(
+            sorted(AGGREGATIONS),
+            cycle([("gspo", "grpo"), ("clip_cov", "reinforce_pp")]),
+            strict=False,
+        )
+    ],
 )
 def test_a_rejected_token_is_as_if_it_had_not_been_sampled(
-    start: Any, aggregation: str, loss: str
+    start: Any, aggregation: str, names: tuple[str, str]
 ) -> None:
+    loss, advantage = names
     groups, far = episodes(start, SPREAD), np.float32(1.0)
     rejecting, forced = [], []
     for group in groups:
@@ -118,6 +125,7 @@ def test_a_rejected_token_is_as_if_it_had_not_been_sampled(
             forced.append(e.with_(tokens=replace(e.tokens, origin=origin)))
     size, found = len(groups[0]), []
     algo = {"loss": {"name": loss}, "aggregation": aggregation, "kl_coef": 0.1}
+    algo["advantage"] = advantage
     rejection = {"reject": "token_k1", "reject_upper": 2.0}
     for flat_groups, more in ((rejecting, rejection), (forced, {})):
         model = copy.deepcopy(start)
