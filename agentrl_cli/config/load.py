@@ -21,8 +21,8 @@ from agentrl_cli.config.choice import option_names
 from agentrl_cli.config.models import Config, leaves, mains, sections
 from agentrl_cli.config.renamed import RENAMED, by_todays_names, is_foreign, new_key
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
-from agentrl_cli.errors import ConfigError, nearest, suggest
-from agentrl_cli.paths import pack_path, portable
+from agentrl_cli.errors import ConfigError, NotFound, nearest, suggest
+from agentrl_cli.paths import find_pack, pack_path, portable
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.registry.plugins import offers
 
@@ -68,8 +68,10 @@ def load_config(
         given |= {} if value is None else flatten(name, plain, "flag")
     asked = [*map(read_yaml, files), _from_env(env or {}), *map(_from_set, sets)]
     layers = [_by_group(_rename(layer)) for layer in (stored, *map(_translate, asked), given)]
-    base = base or (files[0].parent if files else None)
     packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
+    if base is not None and packs is not None and packs.source.startswith("file:"):
+        _require_packs(packs, base)
+    base = base or (files[0].parent if files else None)
     merged: dict[str, Value] = {}
     for layer in (_by_group(_rename(_from_packs(packs, base))), *layers):
         _stack(merged, layer)
@@ -178,7 +180,7 @@ def _from_set(text: str) -> dict[str, Value]:
 
 
 def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
-    """Return the `defaults` of the packs' task.yaml. A missing pack is reported when it is loaded."""
+    """Return the `defaults` of the packs' task.yaml. A pack that is missing here is reported when it is loaded."""
     names = packs.value if packs is not None and isinstance(packs.value, list) else ["."]
     layer: dict[str, Value] = {}
     folders = (pack_path(str(name), base) for name in names if str(name) != "." or base)
@@ -189,6 +191,16 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
                 given = own_model(folder, str(given), base)
             layer[key] = Value(given, f"pack:{folder.name}", value.source)
     return layer
+
+
+def _require_packs(packs: Value, base: Path) -> None:
+    """Raise ConfigError, with the line, for a pack that does not exist; "." is the default, and may be absent."""
+    for name in packs.value if isinstance(packs.value, list) else ():
+        try:
+            if name != ".":
+                find_pack(str(name), base)
+        except NotFound as error:
+            raise ConfigError(f"{_where(packs)}: {error.message}", hint=error.hint) from error
 
 
 def own_model(folder: Path, name: str, base: Path | None) -> str:

@@ -189,6 +189,18 @@ def test_files_that_cannot_be_read_are_named_with_the_line(tmp_path: Path) -> No
     assert "list.yaml" in caught.value.hint
 
 
+def test_a_missing_pack_names_its_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "agentrl.yaml", "seed: 1\ntask:\n  packs: [calc-task, cal-task]\n")
+    found = problem(files=[file], base=tmp_path)
+    assert found.startswith(f"{file}:3: ") and "'cal-task'" in found
+    file.write_text("task: {packs: ['./lost']}\n")
+    found = f"{file}:1: The pack folder {tmp_path}/lost does not exist."
+    assert problem(files=[file], base=tmp_path) == found
+    # Another layer counts; what a run or a flag names is reported when it is loaded.
+    load_config([file], ["task.packs=[calc-task]"], base=tmp_path)
+    load_config([file], flags={"task.packs": ["lost"]}, base=tmp_path)
+
+
 def test_a_packs_bad_default_names_its_file(tmp_path: Path) -> None:
     pack = write(tmp_path / "task.yaml", "name: p\ndefaults:\n  train:\n    stepz: 3\n")
     config = write(tmp_path / "agentrl.yaml", "seed: 1\n")
