@@ -40,6 +40,18 @@ for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", 
             same((world.call("submit", {"answer": answer}), ("", True)))
             same((world.reward(), data.score_answer(answer, entry)))
 """
+UNREADABLE = """
+family = worker("prime_factorization", seed=3, size=1)
+world = family.open(0)
+same((world.say("2 x 3"), ("", True)), (world.reward(), 0.0))
+broken = W.Question(family, {**family.data[0], "answer": "two times three"})
+for scores in (broken.say, lambda text: family.data.score_answer(text, family.data[0])):
+    try:
+        scores("2 x 3")
+    except ValueError:
+        continue
+    raise AssertionError("the package's scorer raises")
+"""
 
 
 def test_questions_and_scores_are_the_packages() -> None:
@@ -48,6 +60,10 @@ def test_questions_and_scores_are_the_packages() -> None:
 
 def test_a_call_is_scored_like_a_text_and_few_answers_are_choices() -> None:
     compare("reasoning-gym", "reasoning_gym", CALLED)
+
+
+def test_an_answer_that_the_scorer_cannot_read_is_worth_nothing() -> None:
+    compare("reasoning-gym", "reasoning_gym", UNREADABLE)
 
 
 async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
