@@ -37,6 +37,7 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
+from agentrl_cli.tasks.texts import apply_texts
 from agentrl_cli.types import Episode, Message, Task
 from agentrl_cli.types.plain import parse_json
 
@@ -116,10 +117,11 @@ def open_past(given: argparse.Namespace) -> Past:
             made = dict if kind is dict else kind.model_validate
             with contextlib.suppress(ValidationError):
                 setattr(config, section, made(dict(found)))
-    pack = _pack_of(row.pack, config.task.packs, base)
-    agent = (settings.get("task") or {}).get("agent")
-    if agent is not None:  # of the run, over the pack's own
-        pack = replace(pack, agent=read_agent(agent, base, "task.agent"))
+    ran = settings.get("task") or {}
+    texts = ran.get("prompts", config.task.prompts)
+    (pack,) = apply_texts([_pack_of(row.pack, config.task.packs, base)], texts, base).values()
+    if ran.get("agent") is not None:  # of the run, over the pack's own
+        pack = replace(pack, agent=read_agent(ran["agent"], base, "task.agent"))
     if task is None:
         rows = (item for split in _splits(pack) for item in pack.tasks(split))
         task = next((item for item in rows if item.id == row.task_id), None)
@@ -187,9 +189,9 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         if len(given.pack) > 1:
             raise UsageError("A chat is about one pack.", hint="Name one with --pack.")
         base, config = _settings(given)
-        project = find_project(override=given.project)
-        names = given.pack or (config.task.packs if project is not None else ())
-        pack = load_pack(names[0], base=project) if names else NO_PACK
+        names = given.pack or (config.task.packs if (base / PROJECT_FILE).is_file() else ())
+        named = [load_pack(name, base=base) for name in names[:1]]
+        pack = next(iter(apply_texts(named, config.task.prompts, base).values()), NO_PACK)
         task = _task(given, pack)
     await reachable(given.model, config)
     policy, chat = open_policy(

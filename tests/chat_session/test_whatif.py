@@ -12,7 +12,7 @@ from textual.widgets import Input
 from agentrl_cli import Tokenizer, ToolEnv, load_pack
 from agentrl_cli.chat_session.changes import compare_worlds
 from agentrl_cli.chat_session.child import parse
-from agentrl_cli.chat_session.open import nearest_checkpoint
+from agentrl_cli.chat_session.open import nearest_checkpoint, open_past
 from agentrl_cli.chat_session.rerun import advantages, chain_to, rerun_calls, same_answer
 from agentrl_cli.chat_session.whatif import ARGUMENTS, child_object, rerun_object, run
 from agentrl_cli.commands import main
@@ -259,6 +259,25 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
         text = visible(pilot.app)
         assert "same" in text and "REWARD" in text and "advantage" in text
         await press(pilot, "q", then="agentrl replay")
+        await press(pilot, "c", then="tiny  (tiny, context")  # its run has no checkpoint yet
+
+
+async def test_a_what_if_has_the_texts_of_its_run(tmp_path: Path) -> None:
+    for name in ("run", "now"):
+        (tmp_path / f"{name}.yaml").write_text(f"tools.calculator.description: Of {name}.\n")
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [calc-task], prompts: now.yaml}\n")
+    episode = await fill(tmp_path, PACK, ROW, *solution())
+    words = ["--db", str(tmp_path / "a.db"), "--project", str(tmp_path), "--episode", episode]
+
+    def shown() -> str:
+        (tool,) = open_past(parse("whatif", ARGUMENTS, words)).pack.tools
+        return str(tool.schema["function"]["description"])
+
+    assert shown() == "Of now."  # its settings do not say
+    with Store.open(tmp_path / "a.db") as store:
+        config = store.runs.get("r1").config
+        store.runs.update("r1", config={**config, "task": {"prompts": "run.yaml"}})
+    assert shown() == "Of run."
 
 
 async def test_results_longer_than_the_screen_are_scrolled_by_keys(made: tuple[Path, str]) -> None:

@@ -118,6 +118,17 @@ async def test_a_system_message_replaces_that_of_a_task_too(script: list[str]) -
     assert sum(role == "system" for role, _ in turns) == 1
 
 
+async def test_a_chat_shows_the_texts_that_the_settings_name(
+    script: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [calc-task], prompts: texts.yaml}\n")
+    (tmp_path / "texts.yaml").write_text("system: Short.\ntools.calculator.description: Counts.\n")
+    say = {"op": "user", "text": "hi"}
+    _, events = await serve([say], *script, "--project", str(tmp_path))
+    (first,) = [turn["text"] for turn in events if turn["ev"] == "turn" and not turn["index"]]
+    assert "Short." in first and "Counts." in first
+
+
 async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> None:
     server = Server(io.StringIO(), Path("c.db"))
     server.session, _ = session([CALL])

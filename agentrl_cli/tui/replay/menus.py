@@ -60,7 +60,6 @@ WHATIF = (
 def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
     """Asks for a what-if from the cursor's turn on; the answer runs in a process of its own."""
     turn, episode = whatif_turn(view, token), view.episode
-    model = f"{view.run}@last" if episode.kind == "train" else ""
 
     def start(text: str, edit: str | None = None) -> None:
         arguments = whatif_arguments(text) + ([] if edit is None else [f"--edit={edit}"])
@@ -76,14 +75,13 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
             Field("n", "4", "how many episodes"),
             Field("T", "1.0", "temperature"),
             Field("seed", "0"),
-            Field("model", model, "the project's; → completes", ["tiny", "scripted", *names]),
+            Field("model", "", "the nearest one; → completes", ["tiny", "scripted", *names]),
         ]
         screen.ask(Form("re-roll", fields, whatif_text, help=WHATIF, check=whatif_arguments), start)
 
     def edit() -> None:
-        settings = f"turn={turn} n=1 T=1.0 seed=0" + f" model={model}" * bool(model)
-        text = text_of_turn(view, turn or 0)
-        screen.ask(Rewrite("edit", settings, text), lambda given: start(*given))
+        rewrite = Rewrite("edit", f"turn={turn} n=1 T=1.0 seed=0", text_of_turn(view, turn or 0))
+        screen.ask(rewrite, lambda given: start(*given))
 
     ways: dict[str, Callable[[], object]] = {
         "run its tool calls again, compare, score again": partial(start, "rerun")
@@ -105,12 +103,10 @@ def whatif_text(values: Mapping[str, str]) -> str:
 
 
 def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
-    """Opens a chat that starts with everything before the cursor's turn."""
+    """Opens a chat that starts with everything before the cursor's turn, with the checkpoint nearest to the episode."""
     turn, episode = whatif_turn(view, token), view.episode
     place = len(episode.turns) if turn is None else turn
     arguments = ["--db", str(screen.reader.path), "--episode", episode.id, "--turn", str(place)]
-    if episode.kind == "train":
-        arguments += ["--model", f"{view.run}@last"]
     screen.open_screen("chat", ChatClient(arguments))
 
 
