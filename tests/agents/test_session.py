@@ -49,6 +49,27 @@ async def test_equal_requests_in_flight_are_one() -> None:
     )
 
 
+async def test_parallel_calls_keep_to_the_limit_of_answers() -> None:
+    policy = Held()
+    session = session_of(policy, max_turns=4, choices=4)
+    left = asyncio.create_task(session.complete(ask(seed=0)))
+    await policy.until(1)
+    left.cancel()  # what leaves no trace does not count
+    await asyncio.wait([left])
+    asked = [asyncio.create_task(session.complete(ask(seed=n))) for n in range(1, 6)]
+    await policy.until(1 + 4)
+    asked.append(asyncio.create_task(session.complete(ask(n=2))))
+    policy.open.set()
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [one.code for one in made if isinstance(one, RequestError)]
+    assert refused == ["max_turns"] * 2 and session.calls == 4
+    several = session_of(["x"], max_turns=4, choices=4)
+    await several.complete(ask(n=3))
+    with pytest.raises(RequestError, match="at most 4 answers"):
+        await several.complete(ask(n=2))
+    assert (await several.complete(ask())).choices and several.calls == 4
+
+
 async def test_sampling_stops_when_the_last_client_leaves() -> None:
     policy = Held()
     session = session_of(policy)

@@ -64,9 +64,10 @@ class Trace:
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """A request in flight, and how many clients wait for it."""
+    """A request in flight, how many answers it will have, and how many clients wait for it."""
 
     task: asyncio.Task[Reply]
+    answers: int
     waiters: int = 0
 
 
@@ -169,8 +170,11 @@ class Session:
                 pending.task.cancel()
 
     def _start(self, request: ModelRequest, digest: str, name: str, policy: Policy) -> _Pending:
-        task = asyncio.get_running_loop().create_task(self._answer(request, digest, policy))
-        pending = self._running[name] = _Pending(task)
+        due = sum(one.answers for one in self._running.values() if not one.task.done())
+        fits = self.calls + due + request.n <= self.limits.max_turns
+        answer = self._answer(request, digest, policy, fits)
+        task = asyncio.get_running_loop().create_task(answer)
+        pending = self._running[name] = _Pending(task, request.n * fits)
 
         def over(task: asyncio.Task[Reply]) -> None:
             self._forget(pending)
@@ -185,11 +189,13 @@ class Session:
         for name in [name for name, other in self._running.items() if other is pending]:
             del self._running[name]
 
-    async def _answer(self, request: ModelRequest, digest: str, policy: Policy) -> Reply:
+    async def _answer(
+        self, request: ModelRequest, digest: str, policy: Policy, fits: bool
+    ) -> Reply:
         self.used = time.monotonic()
-        if self.calls >= self.limits.max_turns:
+        if not fits:
             raise RequestError(
-                f"The episode has had its {self.limits.max_turns} answers.", code="max_turns"
+                f"An episode has at most {self.limits.max_turns} answers.", code="max_turns"
             )
         async with self._reading:  # answers are numbered in the order in which they were asked for
             messages, context = await aside(self._read, request, self.room(policy))
