@@ -130,6 +130,31 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
         await talking.close()
 
 
+async def test_openai_text_obeys_every_setting_or_refuses_it() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(body)
+        said = "one</a> two</b>"
+        whole = {"message": {"content": said}} if "chat" in path else {"text": said}
+        return 200, {"choices": [{**whole, "finish_reason": "stop"}]}
+
+    more: dict[str, Any] = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
+    async with server(handler) as url:
+        for mode in ("completions", "chat"):
+            policy = OpenAIPolicy(url, "m", CHAT, mode=mode)
+            policy.observe("a", [{"role": "user", "content": "hi"}])
+            await policy.generate("a", PROMPT, Sampling())
+            assert not set(more) & set(bodies[-1]), "OpenAI's own endpoint refuses what it lacks"
+            asked = Sampling(stop_strings=("</b>", "</a>"), **more)
+            said = await policy.generate("a", PROMPT, asked)
+            assert (BYTES.decode(said.ids), said.stop_reason) == ("one</a>", StopReason.STOP_STRING)
+            assert {name: bodies[-1][name] for name in more} == more
+            with pytest.raises(PolicyError, match="Forced tokens"):
+                await policy.generate("a", PROMPT, Sampling(allow=lambda ids: [1]))
+            await policy.close()
+
+
 OUTSIDER = """
 import time
 
@@ -281,6 +306,13 @@ def test_backends_are_looked_up_by_name(tmp_path: Path, model: Path) -> None:
     assert "agentrl.policies" in unknown.value.hint
     with pytest.raises(ConfigError, match=r"remote\.backend needs remote\.url"):
         load("openai")
+    settings = {
+        "model": {"name": str(model)},
+        "remote": {"backend": "openai", "url": "http://127.0.0.1:9/v1"},
+        "rollout": {"truncation": {"bad_tokens": ["x"]}},
+    }
+    with pytest.raises(ConfigError, match="bad_tokens"):
+        load_policy(None, Config.model_validate(settings), base=tmp_path)
 
 
 def test_eval_with_a_text_only_server(tmp_path: Path, model: Path) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from agentrl_cli.policies.load import Loaded
 
 
+NOT_SERVED = ("stop_strings", "bad_ids", "allow")
+"""Fields of `Sampling` that `LlamaPolicy` refuses."""
+
+
 class LlamaPolicy:
     """A GGUF file through llama-cpp-python (`remote: {backend: llama_cpp, model: FILE}`), one turn after the other."""
 
@@ -55,9 +59,14 @@ class LlamaPolicy:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """Return one turn; its log-probabilities are NaN. Raises PolicyError for images."""
+        """Return one turn; its log-probabilities are NaN. Raises PolicyError for images, and for what is not served."""
         if images:
             raise PolicyError("llama.cpp is given token ids alone here, without images.")
+        if given := [name for name in NOT_SERVED if getattr(sampling, name)]:
+            raise PolicyError(
+                f"llama.cpp is not given {', '.join(given)} here: its turns would be others.",
+                hint="Leave out rollout.stop and rollout.truncation.bad_tokens, or take the model's folder.",
+            )
         async with self._one:
             out = await asyncio.to_thread(self._turn, [int(id_) for id_ in ids], sampling)
         if on_token is not None:

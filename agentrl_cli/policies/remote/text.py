@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import BadAnswer, PolicyError, TemplateError
+from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError, TemplateError
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, finish, items, part
 from agentrl_cli.policies.remote.http import NO_IMAGES, Endpoint, RemotePolicy, connection
@@ -28,6 +28,8 @@ TEXT_FINISH = {
     **dict.fromkeys(("length", "max_tokens", "abort"), StopReason.LENGTH),
 }
 """Finish reasons of OpenAI's own endpoint, and of others that follow it."""
+BEYOND = ("top_k", "min_p", "repetition_penalty")
+"""Settings that OpenAI's own endpoint does not have. They are sent where they change something."""
 LOOSELY = 8
 """A text may have this many times the requested tokens: the server counts with its own tokenizer."""
 
@@ -36,7 +38,7 @@ class OpenAIPolicy(RemotePolicy):
     """Any OpenAI-compatible endpoint. Text only: for eval and chat, refused for training.
 
     `mode` "completions" sends the prompt's exact text; "chat" sends messages (`observe` them before each turn) and lets
-    the server render them with its own template.
+    the server render them with its own template. A stop string ends the text here: servers leave out the one they met.
     """
 
     name = "openai"
@@ -67,6 +69,12 @@ class OpenAIPolicy(RemotePolicy):
     def of(cls, source: PolicySource) -> OpenAIPolicy:
         """Return the policy that the configuration describes. Raises ConfigError, or PolicyError for a bad address."""
         remote = source.config.remote
+        if source.config.rollout.truncation.bad_tokens:
+            raise ConfigError(
+                "rollout.truncation.bad_tokens are of this model's tokenizer, which an OpenAI-compatible"
+                " endpoint need not have.",
+                hint="Leave them out, or sample here or on a vLLM or SGLang server.",
+            )
         return cls(
             model=remote.model or source.config.model.name,
             chat=source.chat,
@@ -91,9 +99,12 @@ class OpenAIPolicy(RemotePolicy):
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """Return one turn, encoded here; log-probabilities are NaN. Raises PolicyError if the server fails."""
-        if images:
-            raise PolicyError(NO_IMAGES)
+        """Return one turn, encoded here; log-probabilities are NaN.
+
+        Raises PolicyError if the server fails, and for images or forced tokens.
+        """
+        if images or sampling.allow is not None:
+            raise PolicyError(NO_IMAGES if images else "Forced tokens need a local policy.")
         started = time.perf_counter()
         body: dict[str, Any] = {
             "model": self.model,
@@ -101,6 +112,7 @@ class OpenAIPolicy(RemotePolicy):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
+            **_beyond(sampling),
         }
         if self.mode == "chat":
             if key not in self._seen:
@@ -151,7 +163,16 @@ class OpenAIPolicy(RemotePolicy):
             raise BadAnswer(
                 f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for"
             )
+        text = self.chat.decode(out)
+        ends = [text.find(stop) + len(stop) for stop in sampling.stop_strings if stop in text]
+        if ends:
+            return self.chat.tokenizer.encode(text[: min(ends)]), StopReason.STOP_STRING
         return out, finish(choice.get("finish_reason"), TEXT_FINISH)
+
+
+def _beyond(sampling: Sampling) -> dict[str, Any]:
+    found = {name: getattr(sampling, name) for name in BEYOND}
+    return {name: value for name, value in found.items() if value != getattr(Sampling(), name)}
 
 
 def _wire(message: Message) -> Message:

@@ -23,7 +23,7 @@ from agentrl_cli.plugins.certify.replay import (
     name_fault,
     round_weights,
 )
-from agentrl_cli.plugins.certify.subjects import Here, subject_of
+from agentrl_cli.plugins.certify.subjects import Here, LlamaPolicy, subject_of
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.types import Sampling
 from benchmarks.certify import CASES, double
@@ -108,6 +108,16 @@ async def test_a_gguf_file_has_the_numbers_and_the_turns_of_its_folder(tmp_path:
         await subject.loaded.policy.generate("k", ids, Sampling(), images=[b"png"])
     for opened in (here, subject):
         await opened.loaded.policy.close()
+
+
+async def test_llama_cpp_refuses_settings_that_it_is_not_given() -> None:
+    policy = object.__new__(
+        LlamaPolicy
+    )  # without its library: what is refused is refused before it
+    for given in ({"stop_strings": ("x",)}, {"bad_ids": (3,)}, {"allow": lambda ids: None}):
+        with pytest.raises(PolicyError, match=next(iter(given))) as refused:
+            await policy.generate("k", [1], Sampling(**given))
+        assert "rollout.stop" in refused.value.hint
 
 
 async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
