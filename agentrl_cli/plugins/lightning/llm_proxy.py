@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.agents.gateway.app import OneModel
-from agentrl_cli.agents.gateway.http import listening
+from agentrl_cli.agents.gateway.http import is_loopback, listening
 from agentrl_cli.agents.gateway.session import OnTurn
 from agentrl_cli.config import load_config
 from agentrl_cli.paths import default_db
 from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields, call_spans
-from agentrl_cli.plugins.lightning.store import LightningStore
+from agentrl_cli.plugins.lightning.store import LightningStore, token_for
 from agentrl_cli.plugins.lightning.types import LLM, ProxyLLM
 from agentrl_cli.types import Tokens, Turn
 
@@ -43,10 +43,12 @@ class LLMProxy:
     ) -> None:
         """Serves one model: `model_name`, which clients use, and `litellm_params` whose `model` is a name or folder.
 
-        LiteLLM's own arguments have no effect; those that are given are named in the log.
+        LiteLLM's own arguments have no effect; those that are given are named in the log. Off the loopback clients must
+        bring AGENTRL_TOKEN as their API key. Raises ValueError without one.
         """
         self.store, self.model_list = store, list(model_list or ())
         self._host, self._port = host or "127.0.0.1", port or 0
+        self._token = "" if is_loopback(self._host) else token_for(self._host)
         given = {
             "litellm_config": litellm_config,
             "num_retries": num_retries,
@@ -89,7 +91,9 @@ class LLMProxy:
         base, name = Path.cwd(), self.model_list[0]["model_name"]
         config = load_config((), (), None, self._flags())[0]
         async with contextlib.AsyncExitStack() as stack:
-            opening = open_server(config, base=base, db=default_db(base), watch=self._watch)
+            opening = open_server(
+                config, base=base, db=default_db(base), watch=self._watch, token=self._token
+            )
             server = await stack.enter_async_context(opening)
             server.gateway.models = OneModel(server.models.policy(""), name)
             serving = listening(server.app({self._host}), self._host, self._port)
@@ -124,6 +128,7 @@ class LLMProxy:
         proxy = ProxyLLM(
             endpoint=f"{self._address}/v1",
             model=model or next(iter(names)),
+            api_key=self._token or None,
             sampling_parameters=dict(sampling_parameters or {}),
         )
         if rollout_id is None and attempt_id is None:

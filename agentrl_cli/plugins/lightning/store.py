@@ -242,6 +242,14 @@ ERRORS: dict[str, type[Exception]] = {
 }
 
 
+def token_for(host: str) -> str:
+    """Return the token in AGENTRL_TOKEN. Raises ValueError if there is none and `host` is off the loopback."""
+    token = os.environ.get(TOKEN, "")
+    if not is_loopback(host) and not token:
+        raise ValueError(f"{host} can be reached from other machines: set {TOKEN}.")
+    return token
+
+
 class LightningStoreServer(LightningStore):
     """A store that other processes reach; here it is the store that it serves."""
 
@@ -251,9 +259,7 @@ class LightningStoreServer(LightningStore):
         """Raises ValueError for an address off the loopback without a token."""
         super().__init__(store._records)
         self.store, self._host = store, host or "127.0.0.1"
-        self._port, self._token = PORT if port is None else port, os.environ.get(TOKEN, "")
-        if not is_loopback(self._host) and not self._token:
-            raise ValueError(f"{self._host} can be reached from other machines: set {TOKEN}.")
+        self._port, self._token = PORT if port is None else port, token_for(self._host)
         self._exit = contextlib.AsyncExitStack()
         self.endpoint = ""
         """Its address, once it has started."""

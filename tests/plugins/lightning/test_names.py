@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 import agentrl_cli.plugins.lightning as agl
@@ -120,6 +121,30 @@ def test_a_store_over_http_follows_the_same_rules(tmp_path: Path) -> None:
     assert asyncio.run(served()) == asyncio.run(scenario.queue(agl))
     with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
         agl.LightningStoreServer(agl.InMemoryLightningStore(), "0.0.0.0")
+
+
+async def test_a_proxy_off_the_loopback_answers_those_who_bring_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = {"model_name": "served", "litellm_params": {"model": "scripted"}}
+    store = agl.InMemoryLightningStore()
+    with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
+        agl.LLMProxy(model_list=[entry], store=store, host="0.0.0.0")
+    monkeypatch.setenv("AGENTRL_TOKEN", "secret")
+    proxy = agl.LLMProxy(model_list=[entry], store=store, host="0.0.0.0")
+    await proxy.start()
+    try:
+        llm = proxy.as_resource()
+        url = f"{llm.endpoint.replace('0.0.0.0', '127.0.0.1')}/chat/completions"
+        body = {"model": llm.model, "messages": [{"role": "user", "content": "Hello"}]}
+        async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
+            for key, status in (("dummy", 401), (llm.api_key, 200)):
+                headers = {"Authorization": f"Bearer {key}"}
+                assert (await client.post(url, json=body, headers=headers)).status_code == status
+    finally:
+        await proxy.stop()
+    assert agl.LLMProxy(model_list=[entry], store=store).as_resource().api_key is None
 
 
 SIDES = """
