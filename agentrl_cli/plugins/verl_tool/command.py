@@ -27,7 +27,7 @@ from agentrl_cli.commands.common import (
     warn_bare,
     warn_unsafe,
 )
-from agentrl_cli.commands.options import plugin_settings
+from agentrl_cli.commands.options import plugin_settings, refuse_idle
 from agentrl_cli.errors import UsageError
 from agentrl_cli.registry import resolve
 
@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 
 SWEEP = 30.0
 """Seconds between checks for idle trajectories."""
+HOST, PORT, IDLE, PARSER = "127.0.0.1", 7676, 900.0, "hermes"
+IGNORED = {
+    "--socket": ("--host", "--port", "--allow-host"),
+    "--stdio": ("--host", "--port", "--allow-host", "--no-auth", "--idle"),
+    "--mcp": ("--socket", "--parser", "--done-if-invalid"),
+}
+"""Option to those that do nothing beside it."""
 
 
 HostOption = Annotated[
@@ -85,17 +92,17 @@ ParserOption = Annotated[str, typer.Option(help="Tool-call syntax of verl-tool's
 
 def serve(
     pack: PackOption = None,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 7676,
+    host: HostOption = HOST,
+    port: PortOption = PORT,
     socket: SocketOption = None,
     token: TokenOption = None,
     no_auth: NoAuthOption = False,
     allow_host: AllowHostOption = None,
     journal: JournalOption = None,
     max_calls: MaxOption = 256,
-    idle: IdleOption = 900.0,
+    idle: IdleOption = IDLE,
     done_if_invalid: InvalidOption = False,
-    parser: ParserOption = "hermes",
+    parser: ParserOption = PARSER,
     mcp: McpOption = False,
     stdio: StdioOption = False,
     project: ProjectOption = None,
@@ -108,14 +115,10 @@ def serve(
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
     key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
     """
-    from agentrl_cli.agents.gateway.http import is_loopback
-
-    if (stdio and not mcp) or (mcp and socket is not None):
-        raise UsageError("--stdio goes with --mcp, and --socket without it.")
-    if no_auth and socket is None and not is_loopback(host):
-        raise UsageError(
-            "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
-        )
+    changed = {"--host": host != HOST, "--port": port != PORT, "--idle": idle != IDLE}
+    changed |= {"--parser": parser != PARSER, "--done-if-invalid": done_if_invalid}
+    ways = {"--socket": socket, "--stdio": stdio, "--mcp": mcp, "--no-auth": no_auth}
+    _check_options(host, {**changed, **ways, "--allow-host": allow_host})
     context, wire = _open(project, config, sets)
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     names = {"localhost", host, gethostname(), *(allow_host or ())}
@@ -133,6 +136,19 @@ def serve(
     way = "stdio" if stdio else "http" if mcp else ""
     serving = _serve(context, tools, path, options, parser, where, socket, idle, sessions, way)
     return asyncio.run(serving)
+
+
+def _check_options(host: str, given: Mapping[str, object]) -> None:
+    """Raise UsageError for options that do nothing beside others, and for an open door to other machines."""
+    from agentrl_cli.agents.gateway.http import is_loopback
+
+    refuse_idle("without --mcp", {"--stdio": given["--stdio"] and not given["--mcp"]})
+    for way, names in IGNORED.items():
+        refuse_idle(f"with {way}", {name: given[way] and given[name] for name in names})
+    if given["--no-auth"] and not given["--socket"] and not is_loopback(host):
+        raise UsageError(
+            "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
+        )
 
 
 def _open(project: Path | None, config: Any, sets: Any) -> tuple[Context, str]:
@@ -189,9 +205,8 @@ async def _serve(
         )
         async with opening as address:
             _announce(context, address, where["token"])
-            narrate(
-                f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories."
-            )
+            again = "" if mcp else ", a restart rebuilds open trajectories"
+            narrate(f"{len(tools)} tools; ctrl+c stops the server{again}.")
             while not ending.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ending.wait(), SWEEP)

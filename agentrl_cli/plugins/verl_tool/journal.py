@@ -133,6 +133,12 @@ class Journal:
         )
         return cursor.rowcount > 0
 
+    def end_all(self, prefix: str) -> None:
+        """Close the open trajectories whose ids begin with a prefix, and delete their calls."""
+        query = "SELECT id FROM trajectories WHERE closed IS NULL AND substr(id, 1, ?) = ?"
+        for (trajectory,) in self._db.execute(query, (len(prefix), prefix)).fetchall():
+            self.end(trajectory)
+
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def find(self, trajectory: str, key: str) -> Entry | None:

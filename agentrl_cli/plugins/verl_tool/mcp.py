@@ -1,14 +1,17 @@
 """The tools by the Model Context Protocol: a trajectory for each session, with its state, sandbox and journal.
 
-Over HTTP a session is one of the handshake (its id is in a header). Clients of the protocol without sessions, of
-2026-07-28, are answered as by an older server, which they then shake hands with: state needs a session.
+A trajectory is closed with its session, and at the latest with the server: no later session can name it. Over HTTP a
+session is one of the handshake (its id is in a header). Clients of the protocol without sessions, of 2026-07-28, are
+answered as by an older server, which they then shake hands with: state needs a session.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from base64 import b64decode
 from collections.abc import AsyncIterator, Collection
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -18,11 +21,14 @@ from agentrl_cli._version import __version__
 from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.errors import AgentRLError, needs_extra
 from agentrl_cli.plugins.verl_tool.app import ToolServer
-from agentrl_cli.plugins.verl_tool.trajectories import Call
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 from agentrl_cli.types.content import media_type
 
 VERSION = b"mcp-protocol-version"
+PREFIX = "mcp-"
+"""Begins the ids of sessions' trajectories."""
 
 
 def mcp_server(tools: ToolServer) -> Any:
@@ -51,8 +57,12 @@ def mcp_server(tools: ToolServer) -> Any:
         session = "stdio" if request is None else request.headers.get("mcp-session-id", "")
         try:
             if session not in opened:
-                opened[session] = f"mcp-{new_id()}"
+                opened[session] = f"{PREFIX}{new_id()}"
                 await trajectories.open(opened[session], {})
+                if request is not None:  # on stdio the server ends with its only session
+                    # Private, but all ends come by here: a client's DELETE, idleness, a crash.
+                    ends = context.session._connection.exit_stack
+                    ends.push_async_callback(_close, trajectories, opened, session)
             call = Call(opened[session], new_id(), params.name, params.arguments or {})
             with tools.slots(1):
                 result = (await trajectories.call(call))["result"]
@@ -65,8 +75,26 @@ def mcp_server(tools: ToolServer) -> Any:
         return types.CallToolResult(content=content, is_error=result["error"] is not None)
 
     return Server(
-        "agentrl-tools", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
+        "agentrl-tools",
+        version=__version__,
+        lifespan=partial(_close_others, trajectories.journal),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
     )
+
+
+async def _close(trajectories: Trajectories, opened: dict[str, str], session: str) -> None:
+    await asyncio.shield(trajectories.close(opened.pop(session)))  # its time to end is bounded
+
+
+@contextlib.asynccontextmanager
+async def _close_others(journal: Journal, _: Any) -> AsyncIterator[None]:
+    """Close what a server that was killed has left, and at the end what this one leaves."""
+    journal.end_all(PREFIX)
+    try:
+        yield
+    finally:
+        journal.end_all(PREFIX)
 
 
 async def serve_stdio(server: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agentrl_cli.plugins.verl_tool.app import ToolServer
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
 from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
+from tests.helpers.processes import soon
 from tests.plugins.verl_tool.test_server import Tally
 
 mcp = pytest.importorskip("mcp")
@@ -48,12 +50,22 @@ async def bump(client: Any, by: int) -> str:
     return str((await client.call_tool("bump", {"by": by})).content[0].text)
 
 
+def left(path: Path) -> list[int]:
+    """Numbers of trajectories that are open in a journal, and of calls."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        queries = ("trajectories WHERE closed IS NULL", "calls")
+        return [db.execute(f"SELECT count(*) FROM {one}").fetchone()[0] for one in queries]
+
+
 async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     tools: list[Tool] = [Tally().tool, Shot()]
     journal = Journal(tmp_path / "j.db")
+    for name in ("mcp-killed", "other"):  # of a server that was killed, and of another protocol
+        journal.open(name, {})
+        journal.begin(name, "k", "bump", {"by": 1})
     trajectories = Trajectories(tools, journal)
     limited = ToolServer(trajectories, load_parser("hermes"), token="")
     server = mcp_server(limited)
@@ -76,7 +88,7 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
 
         said = await asyncio.gather(*(session(number) for number in range(1, 9)))
         assert said == [str(3 * number) for number in range(1, 9)]
-        assert len(trajectories) == 8
+        await soon(lambda: not len(trajectories) and left(tmp_path / "j.db") == [1, 1])
         async with client() as one:
             assert [tool.name for tool in (await one.list_tools()).tools] == ["bump", "shot"]
             wrong = await one.call_tool("bump", {"by": "much"})
@@ -89,11 +101,15 @@ async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
             limited.limit = 0
             full = await one.call_tool("bump", {"by": 1})
             assert full.is_error and "the limit is 0" in full.content[0].text
+            await soon(
+                lambda: left(tmp_path / "j.db") == [2, 2]
+            )  # its own, and the other protocol's
         async with httpx2.AsyncClient(timeout=None) as http:
             assert (await http.post(address, json={})).status_code == 401
             origin = {**headers, "Origin": "http://evil.example"}
             assert (await http.post(address, json={}, headers=origin)).status_code == 403
     await trajectories.shutdown(0.1)
+    assert left(tmp_path / "j.db") == [1, 1] and journal.is_known("other")
     journal.close()
 
 
@@ -114,3 +130,4 @@ async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
                 found = await client.call_tool("add", {"by": 2})
                 assert found.content[0].text == total
     assert "WARNING" in said.read_text()
+    assert await soon(lambda: left(tmp_path / "shop" / "runs" / "tool-server.db") == [0, 0])

@@ -754,6 +754,14 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
 
 def test_the_command_refuses_an_open_door(cli: Cli) -> None:
     cli("tools", "serve", "--no-auth", "--host", "0.0.0.0", code=2, said="loopback")
+    for words, said in (
+        ("--socket s --host ::1 --port 0", "--host and --port do nothing with --socket"),
+        ("--mcp --stdio --idle 5 --port 1", "--port and --idle do nothing with --stdio"),
+        ("--mcp --parser qwen --done-if-invalid", "--parser and --done-if-invalid do nothing with"),
+        ("--mcp --socket s", "--socket does nothing with --mcp"),
+        ("--stdio", "--stdio does nothing without --mcp"),
+    ):
+        cli("tools", "serve", *words.split(), code=2, said=said)
 
 
 def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
