@@ -50,9 +50,13 @@ class RunnerPool:
         try:
             while runner.fits(limits) and runner.spares:
                 channel = runner.spares.pop()
-                if await _is_healthy(channel):
-                    runner.adopt(channel, own)
-                    return runner, channel
+                try:
+                    if await _is_healthy(channel):
+                        runner.adopt(channel, own)
+                        return runner, channel
+                except BaseException:  # a cancellation, too: no session has it yet
+                    runner.drop(channel)
+                    raise
                 runner.drop(channel)
                 if not runner.busy:  # it may be stuck as a whole, and no session is lost with it
                     await self._replace(runner)

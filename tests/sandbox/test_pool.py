@@ -226,6 +226,25 @@ async def test_idle_runners_and_spare_boxes_are_checked(sandbox: Sandbox) -> Non
     assert sandbox.counts == {Status.OK: 3}
 
 
+async def test_a_spare_box_that_is_asked_when_its_session_ends_is_closed(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    runner = await stocked(sandbox)
+    assert isinstance(runner, Process)
+    asked, pids = runner.spares[-1], (runner.process.pid, *descendants(runner.process.pid))
+    asked.heard -= 60.0
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    taking = asyncio.ensure_future(sandbox.pool.box(sandbox.pool.limits, None, ()))
+    assert await soon(lambda: asked not in runner.spares)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert asked.number not in runner.boxes
+    assert await soon(lambda: not runner.busy) and runner.alive
+
+
 async def test_an_answer_during_a_busy_event_loop_counts() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(1)
