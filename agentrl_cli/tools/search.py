@@ -55,7 +55,8 @@ def search(query: str, top_k: int = 3) -> ToolResult:
 
 
 class SearchTool(Tool):
-    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins.
+    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins
+    over both.
 
     `anywhere`: rows may also name files outside the pack's folder.
     """
@@ -104,8 +105,7 @@ class SearchTool(Tool):
             hint = "Name one: {name: search, config: {corpus: …}}"
             raise EnvError("search has neither a corpus nor a url.", hint=hint)
         home = (self.folder or Path()).resolve()
-        inside = self.url or self.anywhere or (home / source).resolve().is_relative_to(home)
-        if own and not inside:
+        if own and not self.anywhere and not (home / source).resolve().is_relative_to(home):
             raise EnvError(
                 f"The row's corpus {source} lies outside of its pack.",
                 hint="Put it into the pack's folder, or let rows name any: {name: search, config: {anywhere: true}}.",
@@ -119,11 +119,11 @@ class SearchTool(Tool):
                 "Error: query needs words, and top_k must be above 0.", error="bad_arguments"
             )
         count = min(count, self.most)
-        if self.url:
-            found = await self._remote(query, count)
-        else:
+        if state:
             path = (self.folder or Path()) / state
             found = await in_thread(lambda: index_of(path).search(query, count))
+        else:
+            found = await self._remote(query, count)
         return ToolResult(self.show(found), metrics={"found": float(len(found))})
 
     def show(self, found: list[Document]) -> str:

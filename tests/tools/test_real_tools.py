@@ -174,6 +174,12 @@ async def test_a_row_names_a_corpus_of_its_pack_alone(corpus: Path) -> None:
             await calls(SearchTool().at(pack), {"query": "peru"}, corpus=row)
         (found,) = await calls(SearchTool(anywhere=True).at(pack), {"query": "peru"}, corpus=row)
         assert "Amazon" in found.text
+    with pytest.raises(EnvError, match="lies outside of its pack"):  # beside a retriever, too
+        await calls(SearchTool(url="http://127.0.0.1:1").at(pack), {"query": "x"}, corpus="../x")
+    (pack / "own.jsonl").write_text('{"text": "Lima is in Peru."}')
+    beside = SearchTool(url="http://127.0.0.1:1").at(pack)  # where no one listens
+    (found,) = await calls(beside, {"query": "peru"}, corpus="own.jsonl")
+    assert "Lima" in found.text
     (found,) = await calls(SearchTool("../corpus.jsonl").at(pack), {"query": "peru"})
     assert "Amazon" in found.text  # the pack's own setting
 
