@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext
 from agentrl_cli.types import Task, ToolResult
 
@@ -46,17 +47,24 @@ class DeclaredTool(Tool):
     examples = ({},)
 
     def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
-        inner = dict(
-            (schema or {}).get("function") or schema or {"name": self.name, "description": ""}
-        )
-        parameters = _json_schema(inner.get("parameters") or {})
-        inner["parameters"] = {"type": "object", "properties": {}, **parameters}
+        given: Any = {"name": self.name, "description": ""} if schema is None else schema
+        inner: Any = given.get("function") or given if isinstance(given, Mapping) else None
+        parameters = inner.get("parameters") or {} if isinstance(inner, Mapping) else None
+        if not isinstance(parameters, Mapping) or not inner.get("name"):
+            raise ConfigError(
+                f"tool_schemas has {given!r:.80}, which does not describe a function.",
+                hint='Each entry is {"name": …, "description": …, "parameters": {…}}, or that under "function".',
+            )
+        parameters = {"type": "object", "properties": {}, **_json_schema(parameters)}
         self.name = str(inner["name"])
-        self.schema = {"type": "function", "function": inner}
+        self.schema = {"type": "function", "function": {**inner, "parameters": parameters}}
 
     def offer(self, task: Task) -> list[Tool]:
-        """Return one tool for each schema of the row."""
-        return [DeclaredTool(schema) for schema in task.data.get("tool_schemas") or ()]
+        """Return one tool for each schema of the row. Raises ConfigError for another value."""
+        given = task.data.get("tool_schemas") or ()
+        return [
+            DeclaredTool(one) for one in (given if isinstance(given, list | tuple) else [given])
+        ]
 
     async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:
         return ToolResult("The call is noted.", done=True)

@@ -34,7 +34,7 @@ from agentrl_cli.tools import (
 )
 from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.tools.schema import type_schema
-from agentrl_cli.types import ToolCall, ToolResult
+from agentrl_cli.types import Task, ToolCall, ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.processes import run_code
 
@@ -499,6 +499,25 @@ def test_a_function_without_named_parameters_is_no_tool(tmp_path: Path) -> None:
     notes: list[str] = []
     assert [tool.name for tool in tools_in(load_file(tmp_path / "tool.py"), notes)] == ["half"]
     assert "Left out: Tool many: a model cannot fill in *values" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [
+        [5],
+        5,
+        ["add"],
+        [{}],
+        [{"function": 5}],
+        [{"description": "x"}],
+        [{"name": "x", "parameters": 5}],
+    ],
+)
+def test_what_describes_no_function_is_refused_with_the_form(schemas: Any) -> None:
+    task = Task("t", "", "", "train", (), {"tool_schemas": schemas})
+    with pytest.raises(ConfigError, match="does not describe a function") as refused:
+        as_tool("declared").offer(task)
+    assert '"parameters"' in refused.value.hint
 
 
 def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, cli: Cli) -> None:
