@@ -11,6 +11,7 @@ from agentrl_cli.chat.drift import Drift, worst
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered
+from agentrl_cli.envs.tool_env import fault_of
 from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.types import (
@@ -142,17 +143,18 @@ class Transcript:
 
     def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """Return the ended episode, stored. The whole conversation is compared with the template's rendering once."""
-        ended = self.so_far().with_(
-            outcome=outcome, error=error, reward_parts=rewards, ended=time.time()
-        )
+        ended, late = self.so_far().with_(ended=time.time()), self.drifts
         started = time.perf_counter()
-        late = self.drifts
-        if late is None:
-            late = [] if outcome.is_error else self.guard.end(ended)
+        if late is None and not outcome.is_error:
+            try:
+                late = self.guard.end(ended)
+            except Exception as problem:  # noqa: BLE001 - the episode is lost to it, not the run
+                (outcome, error), rewards = fault_of(problem), ()
         self.guard_seconds += time.perf_counter() - started
+        ended = ended.with_(outcome=outcome, error=error, reward_parts=rewards)
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
         # Before its end: whatever kills this process, an episode that has ended is whole.
-        self._store_drift(late)
+        self._store_drift(late or ())
         self.recorder.finish(ended)
         return ended
 

@@ -569,6 +569,27 @@ async def test_structural_drift_is_found_at_its_turn(store: Store) -> None:
     assert rollout.guard_seconds > 0
 
 
+class Fragile(Chat):
+    """Cannot render a conversation that is over."""
+
+    def rendered_ids(self, messages: Any, *args: Any, **more: Any) -> list[int]:
+        if messages[-1]["content"] == "5":
+            raise RecursionError("nested too deeply")
+        return super().rendered_ids(messages, *args, **more)
+
+
+async def test_a_conversation_that_cannot_be_compared_masks_its_episode_alone(store: Store) -> None:
+    pack = pack_of()
+    store.tasks.add(pack.tasks("train"))
+    answers = iter(["5", "4"])
+    rollout = rollout_of(pack, lambda key, ids: next(answers), store=store, concurrency=1)
+    jobs = [job_of(pack), job_of(pack, sample=1)]
+    bad, good = await rollout.with_(chat=Fragile(BYTES)).run(jobs)
+    assert (bad.outcome, bad.reward_parts) == (Outcome.ENV_ERROR, ())
+    assert "nested too deeply" in bad.error and good.outcome is Outcome.FAILED
+    assert store.episodes.get(bad.id).outcome is Outcome.ENV_ERROR
+
+
 @pytest.mark.parametrize(
     ("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)]
 )
