@@ -210,6 +210,13 @@ class Entry:
     size: int
 
 
+class Listing(tuple[Entry, ...]):
+    """Entries of the work folder, sorted by path."""
+
+    more: bool = False
+    """Whether there are others: only so many are listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradeResult:
     """The result of a solution on hidden tests."""

@@ -16,7 +16,7 @@ from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
 from agentrl_cli.sandbox.pool import RunnerPool
-from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Status
+from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Listing, Status
 from agentrl_cli.sandbox.runner_process import Runner
 
 _LONGEST_PATH = 4096
@@ -146,10 +146,12 @@ class Session:
         body = _bytes(data) if isinstance(data, str) else data
         await self._files({"op": "write", "path": path}, body, record=True)
 
-    async def list(self) -> tuple[Entry, ...]:
+    async def list(self) -> Listing:
         """Return the entries of the work folder, sorted by path; links are listed and not followed."""
-        _, body = await self._files({"op": "list"}, b"", record=False)
-        return tuple(Entry(path, kind, size) for path, kind, size in json.loads(body))
+        header, body = await self._files({"op": "list"}, b"", record=False)
+        found = Listing(Entry(path, kind, size) for path, kind, size in json.loads(body))
+        found.more = header.get("cut", False)
+        return found
 
     async def back(self, call: int) -> tuple[Diverged, ...]:
         """Restores variables and files as they were before call number `call` (from 1).

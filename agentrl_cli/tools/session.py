@@ -174,16 +174,15 @@ async def edit(session: Session, asked: Asked) -> str:
 
 async def entries(session: Session, asked: Asked) -> str:
     """Lists a folder recursively, one entry per line: folders end with /, links are listed but never followed."""
-    path = asked.path
-    found = [
-        e for e in await session.list() if path in (".", e.path) or e.path.startswith(f"{path}/")
-    ]
+    path, listed = asked.path, await session.list()
+    found = [e for e in listed if path in (".", e.path) or e.path.startswith(f"{path}/")]
+    only = f"[only {len(listed)} entries of the working folder are looked at]" * listed.more
     if not found and path != ".":
-        raise Refused(f"there is no {path}")
+        raise Refused(f"there is no {path} {only}".rstrip())
     ends = {"folder": "/", "link": "  (a link, not followed)", "other": "  (not a regular file)"}
     lines = [e.path + (f"  {e.size} bytes" if e.kind == "file" else ends[e.kind]) for e in found]
     more = [f"[{len(lines) - LINES} more]"] if len(lines) > LINES else []
-    return "\n".join(lines[:LINES] + more) or "[the folder is empty]"
+    return "\n".join([*lines[:LINES], *more, *[only] * listed.more]) or "[the folder is empty]"
 
 
 ACTIONS = {"view": view, "write": write, "edit": edit, "list": entries}

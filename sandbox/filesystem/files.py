@@ -41,7 +41,8 @@ def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
             write(header["path"], body)
             return {"status": "ok"}, b""
         if op == "list":
-            return {"status": "ok"}, json.dumps(entries()).encode()
+            found, cut = entries()
+            return {"status": "ok", "cut": cut}, json.dumps(found).encode()
     except Refused as error:
         return {"status": "refused", "detail": str(error)}, b""
     except OSError as error:
@@ -121,11 +122,14 @@ def _exists(name: str, folder: int) -> bool:
         return False
 
 
-def entries(limit: int = 1000) -> list[list[Any]]:
-    """Return `[path, kind, size]` of the work folder's entries, sorted, at most `limit`; links are not followed."""
+def entries(limit: int = 1000) -> tuple[list[list[Any]], bool]:
+    """Return `[path, kind, size]` of the work folder's entries, sorted, at most `limit`, and whether there are more.
+
+    Links are not followed.
+    """
     found: list[list[Any]] = []
     stack = [""]
-    while stack and len(found) < limit:
+    while stack:
         below = stack.pop()
         try:
             scan = os.scandir(os.path.join(namespaces.WORK, below))
@@ -134,8 +138,10 @@ def entries(limit: int = 1000) -> list[list[Any]]:
         with scan:
             for entry in scan:
                 path = f"{below}/{entry.name}" if below else entry.name
-                if path in _HIDDEN or len(found) >= limit:
+                if path in _HIDDEN:
                     continue
+                if len(found) == limit:
+                    return sorted(found), True
                 try:
                     info = entry.stat(follow_symlinks=False)
                 except OSError:
@@ -144,7 +150,7 @@ def entries(limit: int = 1000) -> list[list[Any]]:
                 found.append([path.encode("utf-8", "replace").decode(), kind, info.st_size])
                 if kind == "folder":
                     stack.append(path)
-    return sorted(found)
+    return sorted(found), False
 
 
 def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:

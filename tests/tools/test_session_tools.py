@@ -183,6 +183,19 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
     assert "passwd" not in listed
 
 
+async def test_a_list_reports_that_entries_are_left_out(ctx: ToolContext) -> None:
+    session = await ctx.session()
+    made = await session.bash("mkdir a; cd a; touch $(seq 999)")
+    assert made.ok and not (await session.list()).more and len(await session.list()) == 1000
+    assert (await call(ctx, "files", action="list")).text.endswith("\n[800 more]")
+    await session.write("z/late", "1")
+    listed = await session.list()
+    assert listed.more and len(listed) == 1000
+    said = "[only 1000 entries of the working folder are looked at]"
+    assert (await call(ctx, "files", action="list")).text.endswith(f"\n[800 more]\n{said}")
+    assert said in (await call(ctx, "files", action="list", path="missing")).text
+
+
 def test_the_commands_show_and_call_them(cli: Cli) -> None:
     assert cli("tools", "call", "bash", '{"command": "echo hi"}', said="sandbox ns") == "hi\n"
     failed = cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)

@@ -73,7 +73,12 @@ async def _write(
                 done = await session.cell(str(task.data.get("setup") or ""))
                 if not done.ok:
                     raise DataError(f"The set-up code of {task.id} failed: {done.text()[:300]}")
-                entries = [entry.path for entry in await session.list() if entry.kind == "file"]
+                listed = await session.list()
+                if listed.more:
+                    raise DataError(
+                        f"The set-up code of {task.id} makes more than {len(listed)} files and folders."
+                    )
+                entries = [entry.path for entry in listed if entry.kind == "file"]
                 files = {path: await session.read(path) for path in entries}
             finally:
                 await session.close()
