@@ -44,6 +44,9 @@ def report(error: BaseException) -> int:
         case Exception() if (problem := disk_problem(error)) is not None:
             silence_stdout()  # the flush at exit would fail again
             return _fail(problem.message, problem.hint, problem.exit_code, error)
+        case RuntimeError() if "determine home directory" in str(error):  # pathlib's, of ~NAME
+            hint = "Write the whole path, or ~/ for your own home."
+            return _fail("A path begins with ~, and that user has no home here.", hint, 2, error)
         case PermissionError() if error.filename:
             return _fail(
                 f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error

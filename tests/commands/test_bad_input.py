@@ -145,6 +145,11 @@ def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
         wait_for_run(process, "y", db, log)
 
 
+def test_the_home_of_a_user_who_is_not_here(project: Path, cli: Cli) -> None:
+    for words in (["ls", "--db", "~no-such-user/a.db"], ["show", "-p", "~no-such-user/x"]):
+        cli(*words, code=2, said=("A path begins with ~", "your own home"))
+
+
 def test_no_store_yet(project: Path, cli: Cli) -> None:
     for args in (
         *(("ls",), ("replay", "last"), ("show", "last"), ("watch",)),
