@@ -302,6 +302,39 @@ async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
         assert len(table.rows) < 600
 
 
+async def test_a_list_that_is_read_again_stays_on_its_episode(tmp_path: Path) -> None:
+    path = tmp_path / "many.db"
+
+    def add(*numbers: int) -> None:
+        with Store.open(path) as store, store.transaction():
+            for number in numbers:
+                store.episodes.start(Episode(f"e{number:05d}", "t/0", started=1.0 + number))
+
+    add(*range(100))
+    async with showing(AgentApp(path, EpisodesScreen), "e00099", size=SMALL) as pilot:
+        table = pilot.app.screen.query_one(EpisodeTable)
+
+        def line() -> str:
+            row = table.cursor - round(table.scroll_offset.y)
+            return f"{row} {table.rows[table.ids[table.cursor]].id}"
+
+        add(100, 101)
+        await press(pilot, "r", then="102 episodes")
+        assert line() == "2 e00099"  # the newer ones stand above it
+        for _ in range(4):
+            await pilot.press("pagedown")
+        # rows are read once they are painted
+        await until(
+            pilot, lambda: bool(visible(pilot.app)) and table.ids[table.cursor] in table.rows
+        )
+        before = line()
+        add(*range(102, 150))
+        await press(pilot, "r", then="150 episodes")
+        assert line() == before
+        await press(pilot, "g", "o", then="sort time")
+        assert line() == "0 e00000"
+
+
 def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
     with Store.open(db, readonly=True) as store:
         wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
@@ -396,6 +397,9 @@ def test_the_list_shows_tags_kinds_and_parents(live: Path) -> None:
         store.marks.note("child", "why?")
         row = store.episodes.row("child")
     assert row_text(row, 160).rstrip().endswith("LOOP #seen note whatif of ep0040003")
+    wide, outcome = row_text(replace(row, task_id="商店/乘法"), 100), str(row.outcome)
+    assert cell_len(wide) == 100
+    assert cell_len(wide.partition(outcome)[0]) == row_text(row, 100).index(outcome)
 
 
 async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live: Path) -> None:

@@ -5,19 +5,22 @@ import math
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.store import RunRow
+from agentrl_cli.tui.chat.view import LINES
 from agentrl_cli.tui.common import charts, episode_view
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
-from agentrl_cli.tui.common.text import clip, wrap
+from agentrl_cli.tui.common.text import clip, keep_end, pad, wrap
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
-from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
+from agentrl_cli.tui.whatif.view import reward_lines
+from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 from tests.helpers.processes import run_code
 
@@ -221,6 +224,26 @@ def test_texts_are_cut_and_wrapped_by_the_cells_that_they_take() -> None:
     assert clip("上海的天气", 6) == "上海 …" and clip("上海的", 6) == "上海的"
     assert wrap("  one two  three abcdefghij", 7) == ["one two", "three", "abcdefg", "hij"]
     assert wrap("", 7) == [""] and clip("abcdef", 4) == "abc…" and clip("abcd", 4) == "abcd"
+
+
+def test_columns_beside_chinese_names_are_straight() -> None:
+    part = {"value": 1.25, "weight": 1.0, "detail": "", "primary": True, "fakeable": False}
+    parts = [{**part, "name": name} for name in ("exact", "答案正确")]
+    after = {"before": parts[:1], "after": parts, "same": True, "episode": "", "total_before": 1.0,
+             "total_after": 2.0, "advantage_after": None}  # fmt: skip
+    graded = Episode(
+        "e", "t", reward_parts=tuple(RewardPart(str(one["name"]), 1.25, 1.0) for one in parts)
+    )
+    shown = episode_view.EpisodeView(graded, [], ())
+    for lines in (
+        [line.plain for line in LINES["reward"]({"total": 2.0, "parts": parts})],
+        [line.plain for line in reward_lines(after, 60)],
+        [line.plain for line in inspector.reward_lines(shown)],
+    ):
+        ends = {cell_len(line.rpartition("1.25")[0]) for line in lines if "1.25" in line}
+        assert len(ends) == 1, lines
+    assert keep_end("商店/乘法-001", 9) == "…乘法-001" and keep_end("商店", 4) == "商店"
+    assert pad("乘法", 6) == "乘法  " and pad("long", 2) == "long"
 
 
 def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of
 from agentrl_cli.tui.common.layers import LAYERS, shade
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, num, pad
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
 
@@ -52,7 +52,7 @@ def _result_lines(event: dict[str, Any]) -> list[Text]:
 
 def _reward_lines(event: dict[str, Any]) -> list[Text]:
     rows = [
-        f"  {part['name']:<14} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
+        f"  {pad(part['name'], 14)} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
         for part in event["parts"]
     ]
     total = Text(f"REWARD {num(event['total'], '.3f')}", TITLE)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual import events, work
@@ -26,8 +27,7 @@ from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.dialogs import Field, Form
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import num, quote
-from agentrl_cli.tui.common.token_text import keep_end
+from agentrl_cli.tui.common.text import keep_end, num, pad, quote
 from agentrl_cli.types import Outcome
 
 PAGE = 200
@@ -69,9 +69,12 @@ class EpisodeTable(Lines):
         return len(self.ids)
 
     def show_rows(self, ids: list[int], rows: dict[int, Any], cursor: int = 0) -> None:
-        """Replaces the list; `rows` holds the rows read so far, by row id."""
-        self.ids, self.rows, self._asked = ids, rows, (0, 0)
+        """Replaces the list; `rows` holds the rows read so far, by row id. The cursor keeps its line of the screen."""
+        top, self.ids, self.rows, self._asked = round(self.scroll_offset.y), ids, rows, (0, 0)
         self.measure()
+        if top:
+            y = top + cursor - self.cursor
+            self.scroll_to(y=y, animate=False, force=True, immediate=True)
         self.move_to(cursor)
 
     def strip(self, index: int, width: int) -> Strip:
@@ -129,9 +132,9 @@ COLUMNS = (
 def row_text(row: Any, width: int) -> str:
     """Return one episode as one line of exactly `width` cells."""
     step, outcome = "-" if row.step is None else str(row.step), str(row.outcome or "running")
-    task, at = keep_end(row.task_id, 18), time.localtime(row.started)
+    task, at = pad(keep_end(row.task_id, 18), 18), time.localtime(row.started)
     parts = (
-        f" {row.id:<14} {step:>5} {task:<18} {row.sample:>3} {num(row.reward, '6.2f'):>6} {outcome:<9.9}",
+        f" {row.id:<14} {step:>5} {task} {row.sample:>3} {num(row.reward, '6.2f'):>6} {outcome:<9.9}",
         f" {row.n_turns:>3} {row.n_tokens:>6}",
         f" {num(row.advantage, '+.2f'):>6} {row.n_calls:>3} {row.n_tool_errors:>3}",
         f" {time.strftime('%d %H:%M:%S', at)}" if row.started else " " * 12,
@@ -139,7 +142,7 @@ def row_text(row: Any, width: int) -> str:
     text = "".join(part for part, (least, _) in zip(parts, COLUMNS, strict=True) if width >= least)
     marks = [*row.flags, *(f"#{tag}" for tag in row.tags), "note" * bool(row.note)]
     marks += [row.kind if row.kind != "train" else "", f"of {row.parent_id}" * bool(row.parent_id)]
-    return f"{text} {' '.join(filter(None, marks))}"[:width].ljust(width)
+    return set_cell_size(f"{text} {' '.join(filter(None, marks))}", width)
 
 
 def head_text(width: int) -> str:
@@ -257,16 +260,24 @@ class EpisodeList(Vertical):
 
     @work(exclusive=True, group="ids", exit_on_error=False)
     async def read_again(self) -> None:
-        """Reads ids and first page in one go, so that the first paint shows rows; the cursor stays on its row."""
-        table = self.table
-        here = table.ids[table.cursor] if table.cursor and table.ids else -1
+        """Reads ids and a page in one go, so that the first paint shows rows; the cursor stays on its episode.
+
+        In another order it does so unless it is at the top.
+        """
+        table, again = self.table, self.browse.ids is not None
+
+        def place() -> int:
+            here = table.ids[table.cursor] if table.ids and (again or table.cursor) else -1
+            return ids.index(here) if here in ids else 0
+
         try:
             ids = await self.reader.call(self.browse.load)
-            rows = await self.reader.call(_rows, ids[: max(self.size.height, 40)])
+            page, at = max(self.size.height, 40), place()
+            rows = await self.reader.call(_rows, ids[max(at - page, 0) : at + page])
         except AgentRLError as error:
             self.post_message(self.Listed(0, f"{error.message} {error.hint}".strip()))
             return
-        table.show_rows(ids, rows, ids.index(here) if here in ids else 0)
+        table.show_rows(ids, rows, place())  # it may have moved meanwhile
         self.post_message(self.Listed(len(ids), ""))
 
     def ask_filter(self) -> bool:

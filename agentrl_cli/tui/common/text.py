@@ -31,6 +31,18 @@ def clip(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
+def keep_end(text: str, width: int) -> str:
+    """Return the end of a text that is too long: `…train-0301` and `…train-0352` show the difference."""
+    if cell_len(text) <= width:
+        return text
+    return "…" + next(text[n:] for n in range(1, len(text) + 1) if cell_len(text[n:]) < width)
+
+
+def pad(text: str, width: int) -> str:
+    """Return the text with spaces up to `width` cells; a longer one as it is."""
+    return text + " " * (width - cell_len(text))
+
+
 def line(text: str, width: int, style: str = "") -> Text:
     """Return a line of at most `width` cells, which is never broken."""
     return Text(clip(text, width), style, no_wrap=True)

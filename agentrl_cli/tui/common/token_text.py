@@ -142,11 +142,6 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else f"␀{ord(c):x}" for c in out)
 
 
-def keep_end(text: str, width: int) -> str:
-    """Return the end of a text that is too long: `…train-0301` and `…train-0352` show the difference."""
-    return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
 def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
     """Return the tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
     starts = [0, *accumulate(len(text) for text in texts)]

@@ -22,8 +22,19 @@ from agentrl_cli.tui.common.episode_view import Fork, place_of, token_at
 from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, default_layer, layer_key
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
-from agentrl_cli.tui.common.token_text import keep_end
+from agentrl_cli.tui.common.text import (
+    ALARM,
+    BAD,
+    FAINT,
+    GOOD,
+    HERE,
+    TITLE,
+    clip,
+    join,
+    keep_end,
+    num,
+    pad,
+)
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.panels import fork_lines
 
@@ -124,7 +135,7 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
         shown = rows if every else rows[:few]
         lines += [Text(f"{title:<34}{one:>20}{two:>20}", TITLE)] * bool(rows)
         cells = ((keep_end(name, 32), cell(a), cell(b)) for name, a, b in shown)
-        lines += [Text(clip(f" {name:<33}{a:>20}{b:>20}", width)) for name, a, b in cells]
+        lines += [Text(clip(f" {pad(name, 33)}{a:>20}{b:>20}", width)) for name, a, b in cells]
     return lines
 
 
@@ -155,7 +166,7 @@ def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
         Text(f" {'':<7}{'task':<26}{'before':>8}{'after':>8}{'reward':>9}{'reward':>9}", FAINT)
     )
     for index, line in enumerate(found.tasks):
-        row = f" {line.flip:<7}{line.task_id[:25]:<26}{line.before[0]:>5}/{line.before[1]:<2}"
+        row = f" {line.flip:<7}{pad(clip(line.task_id, 25), 26)}{line.before[0]:>5}/{line.before[1]:<2}"
         row += f"{line.after[0]:>5}/{line.after[1]:<2}"
         row += f"{line.reward_before:>9.2f}{line.reward_after:>9.2f}"
         style = HERE if index == cursor else STYLES.get(line.flip, "")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from rich.cells import set_cell_size
 from rich.text import Text
 
 from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.layers import LAYERS, PUSH_STEPS, reference_kl
-from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, wrap
+from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, pad, wrap
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.types import Float32, Origin
 from agentrl_cli.types.tokens import NO_GRADIENT
@@ -42,7 +43,7 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     for part in e.reward_parts:
         name = ("*" if part.primary else " ") + part.name
         share = part.value * part.weight + 0.0  # no minus before a zero
-        row = f"{clip(name, room):<{room}}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
+        row = f"{pad(clip(name, room), room)}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
         lines.append(Text(row[:width], BAD if share < 0 else ""))
         if part.fakeable:
             lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
@@ -151,7 +152,7 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
         bar = "█" * round(p * 8)
         lines.append(
             Text(
-                f" {'>' if sampled else ' '}{text[:10]:<10} {p:5.3f} {bar}"[:width],
+                f" {'>' if sampled else ' '}{set_cell_size(text, 10)} {p:5.3f} {bar}"[:width],
                 HERE if sampled else "",
             )
         )

@@ -22,11 +22,13 @@ from agentrl_cli.tui.common.text import (
     HERE,
     TITLE,
     clip,
+    keep_end,
     line,
     num,
+    pad,
     wrap,
 )
-from agentrl_cli.tui.common.token_text import keep_end, visible
+from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.tree import branch_title, indentation
 
 
@@ -169,8 +171,8 @@ def fork_lines(
     other, room = (theirs, 5) if sides else (f"sibling {theirs}", 4)
     rows = [
         (f"DIFF with {other}: first fork turn {block}, token {fork.position}", TITLE),
-        (f"  {theirs:<{room}} {visible(fork.there) or '(ends here)'}", ""),
-        (f"  {mine:<{room}} {visible(fork.here) or '(ends here)'}", ""),
+        (f"  {pad(theirs, room)} {visible(fork.there) or '(ends here)'}", ""),
+        (f"  {pad(mine, room)} {visible(fork.here) or '(ends here)'}", ""),
         *[(f"  policy: this p {here}, the other's {there}", FAINT)] * known,
     ]
     return [Text(text[:width], style, no_wrap=True) for text, style in rows]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
 from agentrl_cli.tui.common.charts import chart, short, span, sparkline
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num, pad
 
 WIDE = 98
 """Least width of a line with room for a name of usual length."""
@@ -116,19 +117,19 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     split = "test" if "test" in splits else next(iter(splits), "")  # so that no number mixes splits
     rates = [row.pass_rate for row in summary.evals if row.split == split]
     best = max((rate for rate in rates if rate is not None), default=None)
-    text = f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}}"
+    text = f" {'*' if marked else ' '} {pad(clip(run.name, name), name)} {run.kind[:kind]:<{kind}}"
     text += f" {run.state:<11} {step:>9}"
     curve = sparkline(summary.rewards, _curve(width)) if len(summary.rewards) > 1 else ""
     text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {curve:<{_curve(width)}} {num(best, '.2f'):>5}"
     text += f"  {_fit_next(summary.next.removeprefix('agentrl '), width, text)}"
     text += f"  {run.model or '-'} {run.pack}" * (width >= WIDEST)
     style = "#ffd75f" if run.alive else BAD if run.state in ("failed", "interrupted") else ""
-    return Text(text[:width].ljust(width), style, no_wrap=True)
+    return Text(set_cell_size(text, width), style, no_wrap=True)
 
 
 def _fit_next(command: str, width: int, before: str) -> str:
     """Return the column of the next step; empty if the whole command, or the column's title, does not fit."""
-    room = width - len(before) - 2
+    room = width - cell_len(before) - 2
     return f"{command * (max(len(command), len(NEXT_HEAD)) <= min(room, NEXT)):<{NEXT}}"
 
 

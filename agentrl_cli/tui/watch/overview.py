@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
@@ -20,11 +21,12 @@ from agentrl_cli.tui.common.text import (
     HERE,
     TITLE,
     join,
+    keep_end,
     line,
     num,
+    pad,
     wrap,
 )
-from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import overview_charts
 from agentrl_cli.tui.watch.page import Page, Shown
@@ -76,9 +78,9 @@ def now_rows(data: RunData, width: int, limit: int, cursor: int) -> list[Row]:
     for index, row in list(enumerate(data.live))[first : first + limit]:
         seconds = max((data.read if alive else row.updated) - row.started, 0.0)
         name, phase = keep_end(row.task_id, task), PHASES.get(row.state, row.state)[:kind]
-        text = f"{row.sample:>3} {name:<{task}} {row.turn:>{4 if wide else 2}} {phase:<{kind}}"
+        text = f"{row.sample:>3} {pad(name, task)} {row.turn:>{4 if wide else 2}} {phase:<{kind}}"
         text += f" {span(seconds):>7}  "
-        room = max(width - len(text), 0) if wide else 0
+        room = max(width - cell_len(text), 0) if wide else 0
         tail = " ".join(row.text.split())[-room:] if room else ""
         rows.append((Text((text + tail)[:width], no_wrap=True), index))
     more = [Text(f"    … {len(data.live)} run", FAINT)] if len(data.live) > limit else []
@@ -103,9 +105,9 @@ def notable_rows(data: RunData, width: int) -> list[Row]:
     if not data.notable:
         return rows + _plain([Text("  no finished step yet", FAINT)])
     most = min(18, max(width - 25, 6))
-    room = max(len(keep_end(row.task_id, most)) for _, row in data.notable)
+    room = max(cell_len(keep_end(row.task_id, most)) for _, row in data.notable)
     for place, (why, row) in enumerate(data.notable, len(data.live)):
-        text = f" {why:<6}{keep_end(row.task_id, most):<{room}} #{row.sample:<2}"
+        text = f" {why:<6}{pad(keep_end(row.task_id, most), room)} #{row.sample:<2}"
         text += f" {num(row.reward, '5.2f')} {num(row.advantage):>5}"
         rows.append((line(f"{text} {row.n_turns:>2}t {' '.join(row.flags)}", width), place))
     counted = "  ".join(f"{name} x{count}" for name, count in data.flags)

@@ -23,11 +23,12 @@ from agentrl_cli.tui.common.text import (
     HERE,
     TITLE,
     clip,
+    keep_end,
     line,
     num,
+    pad,
     wrap,
 )
-from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.charts import chart_grid
 from agentrl_cli.tui.watch.page import Fold, LinesPage, Page, Recent, Shown, fold_groups
 from agentrl_cli.tui.watch.panels import health_lines, log_lines
@@ -175,7 +176,9 @@ def _group_text(group: GroupRow) -> str:
     solved = f"{group.solved:>3}/{count:<3}" if count else "runs   "
     rewards = " ".join(num(reward, ".1f") for reward in group.rewards)
     marks = [*(name for name in group.dispositions if name != "trained"), *group.flags]
-    row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved} {num(mean, '6.2f'):>6}"
+    row = (
+        f"  {group.step:>5} {pad(keep_end(group.task_id, 22), 22)} {solved} {num(mean, '6.2f'):>6}"
+    )
     return f"{row} {group.spread:>5.2f}  {rewards}  {' '.join(marks)}"
 
 
@@ -210,7 +213,9 @@ def tool_lines(shown: Shown, width: int) -> list[Text]:
     lines.append(Text(head[:width] if found.tools else "  no tool was called", FAINT))
     for name, calls, malformed, failed, mean, slowest, kinds in found.tools:
         shares = f"{malformed / calls:>10.0%} {failed / calls:>8.0%}"
-        row = f"  {clip(name, 18):<18} {calls:>7,} {shares} {_wait(mean):>8} {_wait(slowest):>8}"
+        row = (
+            f"  {pad(clip(name, 18), 18)} {calls:>7,} {shares} {_wait(mean):>8} {_wait(slowest):>8}"
+        )
         style = BAD if malformed + failed > 0.3 * calls else ""
         lines.append(line(f"{row}  {(kinds or '').replace(',', ' ')}", width, style))
     curves = chart_grid(shown.data, width, look=shown.look.only("tool|turns|branches"))
@@ -281,7 +286,7 @@ def worker_lines(data: RunData, width: int) -> list[Text]:
     lines = [line(title, width, TITLE), line(head, width, FAINT)]
     for worker in data.workers:
         version = keep_end(worker.version, 18)  # the step is at its end
-        row = f"  {worker.number:>4} {clip(worker.node, node):<{node}} {worker.pid:>8} {worker.state:<9}"
+        row = f"  {worker.number:>4} {pad(clip(worker.node, node), node)} {worker.pid:>8} {worker.state:<9}"
         row += f" {version:<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
         silent = data.read - worker.at
         seen = f"  seen {span(silent)} ago" if data.run.alive and silent > SILENT else ""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num, wrap
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num, pad, wrap
 
 MODULE = "agentrl_cli.chat_session.whatif"
 KEYS = {
@@ -119,10 +119,10 @@ def reward_lines(event: dict[str, Any], width: int) -> list[Text]:
         style = "" if was == part["value"] else BAD
         mark = "*" if part["primary"] else " "
         note = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
-        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {note}"
+        row = f"{mark}{pad(part['name'], 15)}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {note}"
         lines.append(Text(row.rstrip(), style))
     lines += [
-        Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'missing':>8}", FAINT)
+        Text(f" {pad(name, 15)}{num(part['value'], '.2f'):>8}{'missing':>8}", FAINT)
         for name, part in before.items()
     ]
     lines.append(
