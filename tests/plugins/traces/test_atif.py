@@ -24,7 +24,6 @@ from agentrl_cli.types import (
     TOP_K,
     Episode,
     Fact,
-    Origin,
     Outcome,
     RewardPart,
     StopReason,
@@ -39,6 +38,7 @@ from agentrl_cli.types import (
 from agentrl_cli.types.content import image_part
 from tests.helpers.cli import Cli
 
+SUB_AGENTS = Path(__file__).with_name("forms") / "sub-agents.atif.json"
 # Made of the pydantic models of Harbor 0.17, without its texts.
 SCHEMA = json.loads(Path(__file__).with_name("atif-v1.7.schema.json").read_text())
 COUNT = int(os.environ.get("ATIF_EPISODES", "300"))
@@ -91,31 +91,23 @@ class Maker:
         }
         return TrainSignals(**found | {"clipped": self.rng.integers(0, 5, n).astype(np.int8)})
 
+    def call(self, number: int) -> ToolCall:
+        some, bad = self.dice.choice, self.dice.random() < 0.3
+        given = None if bad else {"q": some(TEXTS), "n": [number, None]}
+        return ToolCall(f"c{number}", "look", given, some(TEXTS), "bad" if bad else None)
+
+    def result(self) -> ToolResult:
+        some, images = self.dice.choice, (PNG,) * self.dice.randrange(2)
+        numbers = {"a": some([1.5, math.nan])}
+        return ToolResult(some(TEXTS), some([None, "timeout"]), 0.5, numbers, images, value=[1])
+
     def turn(self, index: int, start: int, n: int) -> Turn:
         dice, some = self.dice, self.dice.choice
-        role = some(["system", "user", "assistant", "assistant", "tool"])
-        calls, results = [], []
-        content: Any = some(TEXTS)
-        if role == "assistant":
-            for number in range(dice.randrange(3)):
-                bad = dice.random() < 0.3
-                given = None if bad else {"q": some(TEXTS), "n": [number, None]}
-                calls.append(
-                    ToolCall(f"c{number}", "look", given, some(TEXTS), "bad" if bad else None)
-                )
-        if role == "tool":
-            for _ in range(dice.randrange(3)):
-                numbers = {"a": dice.choice([1.5, math.nan])}
-                images = (PNG,) * dice.randrange(2)
-                results.append(
-                    ToolResult(
-                        some(TEXTS), some([None, "timeout"]), 0.5, numbers, images, value=[1]
-                    )
-                )
+        role, text = some(["system", "user", "assistant", "assistant", "tool"]), some(TEXTS)
+        calls, results = dice.randrange(3), dice.randrange(3)
         shown = (PNG,) if role == "user" and dice.random() < 0.3 else ()
-        if shown:
-            content = [image_part(PNG, 4, 4, 1), {"type": "text", "text": content}]
-        parent = some([None, None, None, *range(-1, index)]) if index else None
+        parts = [image_part(PNG, 4, 4, 1), {"type": "text", "text": text}]
+        content = parts if shown else text
         message = {"role": role, "content": content, "reasoning_content": some(TEXTS)}
         return Turn(
             index,
@@ -123,15 +115,15 @@ class Maker:
             (message,) * some([0, 1, 1, 2]),
             start,
             start + n,
-            tuple(calls),
-            tuple(results),
+            tuple(map(self.call, range(calls if role == "assistant" else 0))),
+            tuple(self.result() for _ in range(results if role == "tool" else 0)),
             some([None, StopReason.STOP]),
             some(["", "run@3"]),
             some([0.0, 1.7e9 + dice.random()]),
             dice.random(),
             some([None, 0.25]),
             dice.random() < 0.1,
-            parent,
+            some([None, None, None, ROOT, *range(index)]),
             shown,
         )
 
@@ -168,6 +160,12 @@ class Maker:
         return found, self.signals(start) if dice.random() < 0.5 and start else None
 
 
+def back(found: Any) -> tuple[Episode, TrainSignals | None, str]:
+    read_again = read(found, "it", pytest.fail, lambda name: [])
+    assert isinstance(read_again, tuple)
+    return read_again
+
+
 def test_forth_and_back() -> None:
     maker = Maker(5)
     for _ in range(COUNT):
@@ -175,21 +173,27 @@ def test_forth_and_back() -> None:
         text = dumps(trajectory(episode, signals, "hash", masked=False))
         assert "NaN" not in text and "Infinity" not in text
         valid(json.loads(text))
-        back = read(json.loads(text), "it", pytest.fail, lambda name: [])
-        assert isinstance(back, tuple) and back[2] == "hash"
-        assert repr(back[0].with_(tokens=Tokens.empty())) == repr(
-            episode.with_(tokens=Tokens.empty())
-        )
-        pairs: list[tuple[Any, Any]] = [(back[0].tokens, episode.tokens), (back[1], signals)]
+        again, learned, tokenizer_hash = back(json.loads(text))
+        assert tokenizer_hash == "hash"
+        none = Tokens.empty()
+        assert repr(again.with_(tokens=none)) == repr(episode.with_(tokens=none))
+        pairs: list[tuple[Any, Any]] = [(again.tokens, episode.tokens), (learned, signals)]
         for got, want in pairs:
             for name in () if want is None else want.__slots__:
                 a, b = getattr(got, name), getattr(want, name)
                 if name == "support" and b is not None:
-                    a, b = repr([*(a if a is not None else ())]), repr([*b])
-                    assert a == b
+                    assert repr([*(() if a is None else a)]) == repr([*b])
                 elif b is not None:
                     assert a.dtype == b.dtype, name
                     np.testing.assert_array_equal(a, b, name)
+
+
+def lines_of(path: Path) -> list[Any]:
+    """Episodes of a file, without what another import gives them."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for one in found:
+        del one["session_id"], one["extra"]["agentrl"]["run_id"]
+    return found
 
 
 def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
@@ -204,36 +208,27 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     cli("export", "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
     assert len(cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]) == 40
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
-
-    def bare(name: str) -> list[Any]:
-        found = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-        for one in found:
-            del one["session_id"], one["extra"]["agentrl"]["run_id"]
-        return found
-
-    assert bare("a.jsonl") == bare("b.jsonl")
+    assert lines_of(tmp_path / "a.jsonl") == lines_of(tmp_path / "b.jsonl")
     cli("import", "atif", "a.jsonl", "--db", "b/b.db", said="is there already")
     assert len(cli.json("ls", "--db", "b/b.db", "-n", "99")) == 40
+    cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
+
+
+def test_a_secret_is_masked_and_its_tokens_are_made_again() -> None:
     secret = {"role": "user", "content": "my key: sk-" + "a1" * 20}
-    one = Episode("1" * 14, "t", turns=(Turn(0, "user", (secret,), 0, 1),), tokens=maker.tokens(1))
-    masked = trajectory(one, None)
+    turns = (Turn(0, "user", (secret,), 0, 1),)
+    masked = trajectory(Episode("1" * 14, "t", turns=turns, tokens=Maker(7).tokens(1)), None)
     valid(masked)
     assert "a1a1" not in dumps(masked)
-    back = read(masked, "", pytest.fail, lambda name: [])
-    assert isinstance(back, tuple) and back[2] == tokenizer().hash
-    shown = tokenizer().decode(back[0].tokens.ids.tolist())
-    assert "my key: [masked:api-key]" in shown and back[0].turns[0].end == len(back[0].tokens)
-    cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
+    episode, _, tokenizer_hash = back(masked)
+    assert tokenizer_hash == tokenizer().hash and episode.turns[0].end == len(episode.tokens)
+    assert "my key: [masked:api-key]" in tokenizer().decode(episode.tokens.ids.tolist())
 
 
 def foreign(steps: Any, **further: Any) -> dict[str, Any]:
     agent = {"name": "terminus-2", "version": "2.0", "model_name": "some/model"}
-    return {
-        "schema_version": "ATIF-v1.6",
-        "session_id": "s",
-        "agent": agent,
-        "steps": steps,
-    } | further
+    about = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent}
+    return about | {"steps": steps} | further
 
 
 ASK = {
@@ -266,109 +261,49 @@ def test_replay_of_a_foreign_file(cli: Cli, tmp_path: Path) -> None:
     )
     (tmp_path / "trajectory.json").write_text(json.dumps(given, indent=1))
     shown = cli("replay", "trajectory.json", "--plain")
-    for text in (
-        "Fix the",
-        "<think>",
-        "bash",
-        "a.py",
-        "Done.",
-        "Look it up.",
-        "Done later.",
-        "3 branches",
-    ):
-        assert text in shown, text
-    assert "\x1b" not in shown
+    texts = "Fix the|<think>|bash|a.py|Done.|Look it up.|Done later.|3 branches".split("|")
+    assert [text for text in texts if text not in shown] == [] and "\x1b" not in shown
     found = cli.json("replay", "trajectory.json")
-    assert found["outcome"] == "solved" and found["branches"] == [
-        [0, 1, 2, 3],
-        [4, 5],
-        [0, 1, 2, 6],
-    ]
+    assert found["outcome"] == "solved"
+    assert found["branches"] == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 6]]
     assert found["turns"][1]["calls"][0]["arguments"] == {"cmd": "ls"}
-    spent = [
-        (turn["seconds"], *(one["seconds"] for one in turn["results"])) for turn in found["turns"]
-    ]
-    assert not any(
-        sum(spent, ())
-    )  # the file says when steps began, and of nothing how long it took
+    # The file says when steps began, and of nothing how long it took.
     assert [turn["started"] for turn in found["turns"][:2]] == [1791201600.0, 1791201602.0]
+    results = [one for turn in found["turns"] for one in turn["results"]]
+    assert not any(one["seconds"] for one in (*found["turns"], *results))
     assert not (tmp_path / "runs").exists()
     cli("replay", "trajectory.json", "--svg", "shot.svg")
     assert "bash" in (tmp_path / "shot.svg").read_text()
 
 
-USED = {"prompt_tokens": 120, "completion_tokens": 40, "cost_usd": 0.002, "cached_tokens": "many"}
-
-
-LOOK = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-
-
-def agent_of(name: str, id: str, steps: Any, **further: Any) -> dict[str, Any]:
-    found = foreign(steps, trajectory_id=id, **further) | {"schema_version": "ATIF-v1.7"}
-    return found | {"agent": {"name": name, "version": "2.0", "model_name": f"{name}/model"}}
-
-
-def asks(id: str) -> dict[str, Any]:
-    """Return the step that leaves its work to a sub-agent."""
-    result = {
-        "source_call_id": "c1",
-        "content": "",
-        "subagent_trajectory_ref": [{"trajectory_id": id}],
-    }
-    return {**CALL, "observation": {"results": [result]}}
+def compared(found: dict[str, Any]) -> dict[str, Any]:
+    """A trajectory of others and its sub-agents without our own fields and without parts of a second."""
+    steps = [
+        {k: v for k, v in step.items() if k not in ("extra", "is_copied_context")}
+        | {"timestamp": step["timestamp"][:19]}
+        for step in found["steps"]
+    ]
+    inner = [compared(one) for one in found.get("subagent_trajectories", ())]
+    return {**found, "steps": steps, "extra": None, "subagent_trajectories": inner}
 
 
 def test_what_a_foreign_file_says_of_itself_is_kept(cli: Cli, tmp_path: Path) -> None:
-    steps = [ASK, {**asks("sub"), "metrics": USED, "reasoning_effort": "high"}, DONE]
-    totals = {"total_prompt_tokens": 120, "total_cost_usd": 0.002, "extra": {"reward": 1}}
-    deepest = agent_of("reader", "deep", [{**ASK, "message": "Read it."}, {**DONE, "step_id": 2}])
-    inner = agent_of(
-        "helper",
-        "sub",
-        [ASK, asks("deep"), {**DONE, "message": "Found."}],
-        subagent_trajectories=[deepest],
-    )
-    other = agent_of(
-        "helper", "sub 2", [{**ASK, "message": "And that?"}, {**DONE, "step_id": 2}], notes="again"
-    )
-    given = agent_of(
-        "lead",
-        "root",
-        steps,
-        subagent_trajectories=[inner, other],
-        final_metrics=totals,
-        notes="by hand",
-    )
-    given["agent"]["tool_definitions"] = [LOOK]
-    (tmp_path / "t.json").write_text(json.dumps(given))
+    (tmp_path / "t.json").write_bytes(SUB_AGENTS.read_bytes())
+    (tmp_path / "b").mkdir()
     cli("import", "atif", "t.json", "t.json", "--db", "s.db", said="1 episode in")
     cli("import", "atif", "t.json", "--db", "s.db", said="1 episode, 0 of them new, in")
     cli("export", "--db", "s.db", "--format", "atif", "-o", "out.json")
-    found = json.loads((tmp_path / "out.json").read_text())
-    valid(found)
-    (tmp_path / "b").mkdir()
     cli("import", "atif", "out.json", "--db", "b/b.db")
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "again.json")
-    assert (
-        json.loads((tmp_path / "again.json").read_text())["subagent_trajectories"]
-        == found["subagent_trajectories"]
+    expected, found, again = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("t", "out", "again")
     )
+    valid(found)
+    assert again["subagent_trajectories"] == found["subagent_trajectories"]
     shown = cli("replay", "t.json", "--plain")
     assert "helper" in shown and "reader" in shown
-    expected = json.loads(json.dumps(given))
     del expected["steps"][1]["metrics"]["cached_tokens"], expected["final_metrics"]["extra"]
-    pairs = [(found, expected)]
-    for got, want in pairs:
-        pairs += zip(
-            got.get("subagent_trajectories", ()), want.get("subagent_trajectories", ()), strict=True
-        )
-        for one in (got, *got["steps"]):
-            one.pop("extra", None)
-            one.pop("is_copied_context", None)
-        for one in (*got["steps"], *want["steps"]):
-            one["timestamp"] = one["timestamp"][:19]
-        for name in (got.keys() | want.keys()) - {"subagent_trajectories"}:
-            assert got[name] == want[name], name
+    assert compared(found) == compared(expected)
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
@@ -546,18 +481,6 @@ def test_arrays_and_turns_that_do_not_fit_are_not_stored(tmp_path: Path) -> None
     refused = [one.partition(".extra")[0] for one in said if "cannot be used" in one]
     assert refused == [f"x.jsonl:{number}" for number in range(1, 6)]
     assert any("Episode 00000000000005 is left out" in one for one in said)
-
-
-def test_parents_and_roots() -> None:
-    turn = Turn(0, "user", ({"role": "user", "content": "a"},), 0, 1, parent=ROOT)
-    tokens = Tokens.from_ids([1], [Origin.USER])
-    found = read(
-        trajectory(Episode("0" * 14, "t", turns=(turn,), tokens=tokens), None),
-        "",
-        pytest.fail,
-        lambda name: [],
-    )
-    assert isinstance(found, tuple) and found[0].turns[0].parent == ROOT
 
 
 def test_a_chain_of_many_files_ends_with_a_sentence(cli: Cli, tmp_path: Path) -> None:

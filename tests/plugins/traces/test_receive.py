@@ -13,15 +13,11 @@ import pytest
 from agentrl_cli.agents.gateway.http import PageGuard, listening
 from agentrl_cli.store import Store
 from tests.helpers.cli import Cli
-from tests.plugins.traces.test_otlp import CHAT, attributes, parts, span
+from tests.plugins.traces.test_otlp import CHAT, attributes, export, parts, span
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 from agentrl_cli.plugins.traces import receive  # noqa: E402 - needs opentelemetry-proto
 from agentrl_cli.plugins.traces.receive import Inbox  # noqa: E402
-
-
-def export(*spans: dict[str, Any]) -> dict[str, Any]:
-    return {"resourceSpans": [{"scopeSpans": [{"spans": [*spans]}]}]}
 
 
 def chat(start: int, trace: str, **more: Any) -> dict[str, Any]:

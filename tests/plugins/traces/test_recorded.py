@@ -18,8 +18,8 @@ from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
 from tests.helpers.tui import press, showing, until_text
-from tests.plugins.traces.test_atif import ASK, CALL, agent_of
-from tests.plugins.traces.test_otlp import tool_spans
+from tests.plugins.traces.test_atif import SUB_AGENTS
+from tests.plugins.traces.test_otlp import FORMS
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -82,8 +82,7 @@ async def test_schemas_and_conversations_of_others(
 
 @pytest.mark.parametrize("source", ["openinference", "genai", "langfuse"])
 def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) -> None:
-    (tmp_path / "x.json").write_text(json.dumps(tool_spans()[source]))
-    cli("init", "p", "--from", "traces:x.json")
+    cli("init", "p", "--from", f"traces:{FORMS / f'failed-tools-{source}.json'}")
     pack = load_pack(tmp_path / "p")
     [task] = [task for split in pack.splits() for task in pack.tasks(split)]
     assert [one["role"] for one in task.prompt] == ["system", "user"]
@@ -190,12 +189,9 @@ async def test_the_screen_says_forced_and_shows_the_reasoning(
 
 
 async def test_the_reading_fits_a_small_terminal_and_names_sub_agents(tmp_path: Path) -> None:
-    found = agent_of("lead", "root", [ASK, CALL])
-    found["subagent_trajectories"] = [agent_of("helper", "sub", [{**ASK, "message": "Look."}])]
-    (tmp_path / "t.json").write_text(json.dumps(found))
     with Store.open(tmp_path / "a.db") as store:
-        [id], _ = load(tmp_path / "t.json", store)
+        [id], _ = load(SUB_AGENTS, store)
     app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
     async with showing(app, "TURN 1", size=(80, 24)) as pilot:
-        text = await press(pilot, "M", then="TURN 3 user   helper   another context")
+        text = await press(pilot, "M", then="TURN 4 user   helper   another context")
         assert "? keys  q back" in text
