@@ -6,6 +6,7 @@ from typing import Any
 
 from agentrl_cli import Config, Episode, Pack, ScriptedPolicy, Store, load_pack
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
 from tests.helpers.chat import CHAT
 
 TASK = '''
@@ -41,13 +42,19 @@ def call(name: str, **arguments: Any) -> str:
 
 
 async def play(
-    made: Pack, said: list[str], *, store: Store | None = None, **settings: Any
+    made: Pack,
+    said: list[str],
+    *,
+    store: Store | None = None,
+    sandbox: Sandbox | None = None,
+    **settings: Any,
 ) -> Episode:
     config = Config()
     config.rollout.max_tokens = 20_000
     for key, value in settings.items():
         setattr(config.rollout, key, value)
-    rollout = Rollout(ScriptedPolicy(said, CHAT.tokenizer), CHAT, {"p": made}, config, store=store)
+    policy, parts = ScriptedPolicy(said, CHAT.tokenizer), {"store": store, "sandbox": sandbox}
+    rollout = Rollout(policy, CHAT, {made.name: made}, config, **parts)
     return await rollout.episode(Job(made.tasks("train")[0], 1))
 
 

@@ -1,21 +1,19 @@
 """HumanEval's, MBPP's, BFCL's and Spider's rows with the graders that ship."""
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl_cli import ByteTokenizer, Chat, Outcome, Pack, ScriptedPolicy, load_pack
-from agentrl_cli.config import Config, SandboxConfig
+from agentrl_cli import Outcome, Pack
+from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import EnvError
-from agentrl_cli.rewards import Reward, RewardContext, rules, score
-from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rewards import Reward, rules
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.forms import detect
-from tests.helpers.packs import call, play
-from tests.helpers.rewards import context, episode, value
+from tests.helpers.packs import call, pack, play
+from tests.helpers.rewards import context, value
 
 HUMANEVAL = {
     "task_id": "HumanEval/9000",
@@ -46,22 +44,13 @@ SANITIZED = {
 
 @pytest.mark.parametrize("row", [FULL, SANITIZED], ids=["full", "sanitized"])
 async def test_mbpp_in_both_forms(row: dict[str, Any]) -> None:
-    pack = Pack.of("m", [row], [Reward("passes", rules.mbpp)], sandbox=True)
-    (task,) = pack.tasks("train")
+    made = Pack.of("m", [row], [Reward("passes", rules.mbpp)], sandbox=True)
+    (task,) = made.tasks("train")
     assert task.id.startswith("m/") and TESTS[0] in str(task.prompt[0]["content"])
-    chat = Chat(ByteTokenizer())
     good = "```python\ndef first(x):\n    return x[0]\n```"
-    config = Config()
-    config.rollout.max_tokens = 4000
     async with await Sandbox.open(SandboxConfig(workers=1)) as sandbox:
-        done = []
-        for text in (good, good.replace("[0]", "[-1]")):
-            policy = ScriptedPolicy([text], chat.tokenizer)
-            done.append(
-                await Rollout(policy, chat, {"m": pack}, config, sandbox=sandbox).episode(
-                    Job(task, 1)
-                )
-            )
+        said = (good, good.replace("[0]", "[-1]"))
+        done = [await play(made, [text], sandbox=sandbox) for text in said]
     assert [one.reward for one in done] == [1.0, 0.0], [one.error for one in done]
 
 
@@ -102,69 +91,46 @@ POSSIBLE = {"geometry.area": {"base": [10], "height": [5], "unit": ["square cm",
 async def test_bfcls_rows_and_calls(
     wanted: list[Any], said: str, worth: float, tmp_path: Path
 ) -> None:
-    row = {
-        "id": "simple_0",
-        "question": [[{"role": "user", "content": "Area?"}]],
-        "function": [AREA],
-    }
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(
-        json.dumps({**row, "ground_truth": wanted}) + "\n"
-    )
-    (tmp_path / "task.yaml").write_text(
-        "name: p\nsandbox: false\ntools: [declared]\n"
-        "rewards: {calls: {primary: true, function: 'agentrl_cli.rewards.calls:same_calls'}}\n"
-    )
-    pack = load_pack(tmp_path)
-    (task,) = pack.tasks("train")
-    (shown,) = pack.tools_of(task)
-    properties = shown.schema["function"]["parameters"]["properties"]
-    assert (
-        shown.schema["function"]["parameters"]["type"] == "object"
-        and properties["height"]["type"] == "number"
-    )
-    episode = await play(pack, [said])
-    assert (episode.reward, len(episode.turns)) == (worth, 3 if "tool_call" in said else 2), (
-        episode.error
-    )
+    question = [[{"role": "user", "content": "Area?"}]]
+    row = {"id": "simple_0", "question": question, "function": [AREA], "ground_truth": wanted}
+    rewards = {"calls": {"primary": True, "function": "agentrl_cli.rewards.calls:same_calls"}}
+    made = pack(tmp_path, {"tools": ["declared"], "rewards": rewards}, [row])
+    (shown,) = made.tools_of(made.tasks("train")[0])
+    parameters = shown.schema["function"]["parameters"]
+    assert parameters["type"] == "object"
+    assert parameters["properties"]["height"]["type"] == "number"
+    done = await play(made, [said])
+    assert done.reward == worth, done.error
+    assert len(done.turns) == (3 if "tool_call" in said else 2)
 
 
-async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("```sql\nSELECT name FROM goods ORDER BY price DESC;\n```", Outcome.SOLVED),
+        ("SELECT price FROM goods", Outcome.FAILED),
+        ("I do not know.", Outcome.FAILED),
+    ],
+)
+async def test_spiders_rows_on_a_database_in_place(
+    said: str, outcome: Outcome, tmp_path: Path
+) -> None:
     database = tmp_path / "database" / "shop" / "shop.sqlite"
     database.parent.mkdir(parents=True)
-    with sqlite3.connect(database) as made:
-        made.execute(
-            "CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5"
-        )
+    goods = "CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5"
+    with sqlite3.connect(database) as db:
+        db.execute(goods)
     row = {"db_id": "shop", "question": "Which goods?", "query": "SELECT name FROM goods"}
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "task.yaml").write_text(
-        "name: s\nsandbox: false\ntools: [sql]\n"
-        "rewards: {rows: {primary: true, function: 'agentrl_cli.rewards.rules:same_rows'}}\n"
-    )
-    pack = load_pack(tmp_path)
-    chat = Chat(ByteTokenizer())
-    said = [
-        "```sql\nSELECT name FROM goods ORDER BY price DESC;\n```",
-        "SELECT price FROM goods",
-        "I do not know.",
-    ]
-    config = Config()
-    config.rollout.max_tokens = 4000
-    outcomes = []
-    for text in said:
-        rollout = Rollout(ScriptedPolicy([text], chat.tokenizer), chat, {"s": pack}, config)
-        outcomes.append((await rollout.episode(Job(pack.tasks("train")[0], 1))).outcome)
-    assert outcomes == [Outcome.SOLVED, Outcome.FAILED, Outcome.FAILED]
+    rewards = {"rows": {"primary": True, "function": "agentrl_cli.rewards.rules:same_rows"}}
+    made = pack(tmp_path, {"tools": ["sql"], "rewards": rewards}, [row])
+    assert (await play(made, [said])).outcome is outcome
 
 
 async def test_humanevals_tests_decide_in_the_sandbox() -> None:
-    pack = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
-    (task,) = pack.tasks("train")
-    assert detect(HUMANEVAL) == "humaneval" and "```python\nimport math" in str(
-        task.prompt[-1]["content"]
-    )
+    made = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
+    (task,) = made.tasks("train")
+    assert detect(HUMANEVAL) == "humaneval"
+    assert "```python\nimport math" in str(task.prompt[-1]["content"])
     whole = "def area(r):\n    return half(math.pi * r * r)\n"
     said = {
         HUMANEVAL["canonical_solution"]: 1.0,
@@ -175,19 +141,11 @@ async def test_humanevals_tests_decide_in_the_sandbox() -> None:
         "    def area_of(r):\n        return half(math.pi * r * r)\n\n    return area_of(r)\n": 1.0,
         "no code": 0.0,
     }
-    async with await Sandbox.open(
-        SandboxConfig(workers=1).replace(limits={"wall": 2.0})
-    ) as sandbox:
-        session = await sandbox.session(seed=0)
-
-        async def open_session() -> Any:
-            return session
-
+    limits = SandboxConfig(workers=1).replace(limits={"wall": 2.0})
+    async with await Sandbox.open(limits) as sandbox:
         for text, expected in said.items():
-            ctx = RewardContext(task, text, open_session)
-            (part,) = await score(episode(), pack.rewards, ctx)
+            (part,) = (await play(made, [text], sandbox=sandbox)).reward_parts
             assert (part.value, part.fakeable) == (expected, True), (text, part)
             assert bool(part.detail) == (expected == 0.0)
-        await session.close()
     with pytest.raises(EnvError, match="has no entry_point"):
         await value(rules.humaneval, context(final_text="x"))
