@@ -2,18 +2,18 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl_cli.agents.gateway.http import is_loopback, is_token
+from agentrl_cli.agents.gateway.http import is_loopback
 from agentrl_cli.errors import UsageError
 from agentrl_cli.plugins.browser.server import make_server
 from agentrl_cli.store import RunRow, Store
-from tests.helpers.processes import soon
+from tests.helpers.processes import descendants, soon
 
 aiohttp = pytest.importorskip("aiohttp")
 unused_port = pytest.importorskip("aiohttp.test_utils").unused_port
@@ -38,22 +38,13 @@ def test_loopback(host: str, inside: bool) -> None:
             make_server("true", host, 7575, "secret")
 
 
-def test_tokens_are_compared_whole() -> None:
-    assert is_token("abc", "abc") and not is_token("abc", "ab") and not is_token("abc", "")
-
-
-def children(pid: int) -> list[str]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [child for task in tasks for child in task.read_text().split()]
-
-
 async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
     port = unused_port()
-    command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
-    command += ["--port", str(port), "--token", "secret"]
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = f"screens --db a.db --port {port} --token secret".split()
+    command = [sys.executable, "-m", "agentrl_cli", *words]
+    piped: dict[str, Any] = {"stdout": PIPE, "stderr": PIPE, "cwd": tmp_path}
     process = await asyncio.create_subprocess_exec(*command, **piped)
     assert process.stdout is not None
     base = f"http://127.0.0.1:{port}"
@@ -65,8 +56,10 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
                 async with session.get(base + path, headers=headers) as answer:
                     return int(answer.status)
 
-            for path in ("/", "/ws", "/static/js/textual.js", "/?token=wrong", "/download/x"):
+            for path in ("/", "/ws", "/static/js/textual.js", "/download/x"):
                 assert await status(path) == 403, path
+            for token in ("wrong", "secre", "secret2", ""):
+                assert await status(f"/?token={token}") == 403, token
             assert await status("/?token=secret", Host="evil.example") == 403
             assert await status("/?token=secret", Origin="http://evil.example") == 403
             page = await session.get(f"{base}/?token=secret")
@@ -74,22 +67,21 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
             text = await page.text()
             # Nothing is asked of other machines, and keys go to the screen without a click.
             assert "https://" not in text and "textual.js" in text and "keys.focus()" in text
-            seen = b""
             async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
 
                 async def until(part: bytes) -> None:
-                    nonlocal seen
+                    seen = b""
                     while part not in seen:
-                        message = await socket.receive()
-                        assert isinstance(message.data, bytes | str), message
-                        data = message.data
+                        data = (await socket.receive()).data
                         seen += data if isinstance(data, bytes) else data.encode()
 
                 await until(b"served")
                 await socket.send_json(["stdin", "?"])
                 await until(b"asks first")
-                assert children(process.pid)
-            assert await soon(lambda: not children(process.pid)), "a screen ends with its browser"
+                assert descendants(process.pid)
+            assert await soon(lambda: not descendants(process.pid)), (
+                "a screen ends with its browser"
+            )
         second = await asyncio.create_subprocess_exec(*command, **piped)
         _, err = await second.communicate()
         assert second.returncode == 2 and b"in use" in err and b"Traceback" not in err
