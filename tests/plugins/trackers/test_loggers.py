@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,95 +37,64 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     assert "loss" not in events.Tags()["scalars"]
 
 
-class FakeRun:
-    """A stand-in for the run objects of wandb and trackio."""
+class Fake:
+    """A stand-in for an object of a library: remembers calls, and answers them from `answers`."""
 
-    def __init__(self, **given: Any) -> None:
-        self.given = given
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.ended: list[dict[str, Any]] = []
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.calls: list[tuple[Any, ...]] = []
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.rows.append((step, dict(metrics)))
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            self.calls.append((name, *args, given))
+            return self.answers.get(name)
 
-    def finish(self, **given: Any) -> None:
-        self.ended.append(given)
+        return call
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """Put a module in place of a library that the tests do not install, or that wants an account."""
+    fake: Any = types.ModuleType(name)
+    vars(fake).update(members, __spec__=types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, name, fake)
 
 
 @pytest.mark.parametrize(("cls", "name"), [(Wandb, "wandb"), (Trackio, "trackio")])
 def test_wandb_and_trackio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Logger], name: str
 ) -> None:
-    made: list[FakeRun] = []
-    fake: Any = types.ModuleType(name)
-    fake.__spec__ = types.SimpleNamespace()
-
-    def init(**given: Any) -> FakeRun:
-        made.append(FakeRun(**given))
-        return made[-1]
-
-    fake.init = init
-    monkeypatch.setitem(sys.modules, name, fake)  # the real one wants an account
+    run = Fake()
+    library = Fake(init=run)
+    install(monkeypatch, name, init=library.init)
     monkeypatch.setenv(f"{name.upper()}_PROJECT", "mine")
     drive(cls(), run_in(tmp_path), RuntimeError("x"))
-    (run,) = made
-    assert (
-        run.given["project"] == "mine"
-        and run.given["name"] == "name-1"
-        and run.given["resume"] == "allow"
-    )
-    assert run.rows[0] == (1, {"reward": 0.5, "facts/skipped:no_signal": 8.0})
-    assert run.rows[1] == (1, {"eval/solved": 0.25, "eval/test/tool_rate": 0.5}) and run.rows[
-        2
-    ] == (
-        2,
-        {"reward": 0.75},
-    )
-    assert run.ended == [{"exit_code": 1} if name == "wandb" else {}]
+    [(_, given)] = library.calls
+    assert {"project": "mine", "name": "name-1", "resume": "allow"}.items() <= given.items()
+    assert run.calls == [
+        ("log", {"reward": 0.5, "facts/skipped:no_signal": 8.0}, {"step": 1}),
+        ("log", {"eval/solved": 0.25, "eval/test/tool_rate": 0.5}, {"step": 1}),
+        ("log", {"reward": 0.75}, {"step": 2}),
+        ("finish", {"exit_code": 1} if name == "wandb" else {}),
+    ]
 
 
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Client:
-        def __init__(self, uri: str) -> None:
-            self.uri = uri
-            self.calls: list[tuple[Any, ...]] = []
-            made.append(self)
-
-        def get_experiment_by_name(self, name: str) -> None:
-            return None
-
-        def create_experiment(self, name: str) -> str:
-            return f"e-{name}"
-
-        def search_runs(self, numbers: list[str], text: str, max_results: int) -> list[Any]:
-            return []
-
-        def create_run(self, number: str, **given: Any) -> Any:
-            self.calls.append(("create", number, given))
-            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args, **given: self.calls.append((name, *args, given))
-
-    fake: Any = types.ModuleType("mlflow")
-    fake.__spec__ = types.SimpleNamespace()
-    tracking: Any = types.ModuleType("mlflow.tracking")
-    tracking.MlflowClient = Client
-    monkeypatch.setitem(sys.modules, "mlflow", fake)  # the tests do not install the real one
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
+    made = types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+    client = Fake(create_experiment="e-agentrl", search_runs=[], create_run=made)
+    library = Fake(MlflowClient=client)
+    install(monkeypatch, "mlflow")
+    install(monkeypatch, "mlflow.tracking", MlflowClient=library.MlflowClient)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (tmp_path / "run").mkdir()
     drive(MLflow(), run_in(tmp_path / "run"))
-    (client,) = made
-    assert client.uri == (tmp_path / "mlruns").as_uri()
-    assert client.calls[0] == (
-        "create",
-        "e-agentrl",
-        {"run_name": "name-1", "tags": {"agentrl_id": "id1"}},
-    )
+    assert library.calls == [("MlflowClient", (tmp_path / "mlruns").as_uri(), {})]
+    assert client.calls[:4] == [
+        ("get_experiment_by_name", "agentrl", {}),
+        ("create_experiment", "agentrl", {}),
+        ("search_runs", ["e-agentrl"], "tags.agentrl_id = 'id1'", {"max_results": 1}),
+        ("create_run", "e-agentrl", {"run_name": "name-1", "tags": {"agentrl_id": "id1"}}),
+    ]
     assert ("log_param", "r1", "train.lr", "0.1", {}) in client.calls
     assert ("log_metric", "r1", "facts/skipped_no_signal", 8.0, {"step": 1}) in client.calls
     assert client.calls[-1] == ("set_terminated", "r1", "FINISHED", {})
@@ -133,14 +102,14 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_library_that_is_missing_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # some are installed here
-    for name in ("tensorboard", "wandb", "trackio", "mlflow"):
+    libraries = {"tensorboard", "wandb", "trackio", "mlflow"}
+    for name in libraries:
         with pytest.raises(EnvironmentProblem, match=f"logger {name} needs {name}") as caught:
             load_hooks([], loggers=[name])
         assert f"agentrl-cli[{name}]" in (caught.value.hint or "")
     with pytest.raises(NotFound, match="logger named 'tensorbord'"):
         load_hooks([], loggers=["tensorbord"])
-    found = names("loggers", LOGGERS)
-    assert {"jsonl", "tensorboard", "wandb", "trackio", "mlflow"} <= set(found)
+    assert {"jsonl", *libraries} <= {*names("loggers", LOGGERS)}
 
 
 # --- the real packages, offline: what they wrote is read back ---
