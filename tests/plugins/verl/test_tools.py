@@ -115,9 +115,8 @@ interaction:
 
 
 async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None:
-    kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "5"}}}
     extra = {
-        "tools_kwargs": kwargs,
+        "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "5"}}},
         "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "5"},
     }
     made = pack(
@@ -128,11 +127,7 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
         interaction__yaml=INTERACTIONS,
         my_verl__py=VERL,
     )
-    assert (
-        "verl" not in sys.modules
-        and "verl.tools.base_tool" not in sys.modules
-        and str(tmp_path) not in sys.path
-    )
+    assert not {"verl", "verl.tools.base_tool"} & {*sys.modules} and str(tmp_path) not in sys.path
     (tool,) = made.tools
     assert tool.schema["function"]["parameters"]["required"] == ["answer"]
     said = [call(tool.name, answer="4"), call(tool.name, answer="5"), "It is 4", "It is 5"]
@@ -146,18 +141,12 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
         "Your response is incorrect! Again.",
         "Your response is correct!",
     ]
-    results = [result for turn in done.turns for result in turn.results]
-    assert [result.reward for result in results] == [-0.05, 0.0] and results[0].metrics == {
-        "tries": 1.0
-    }
+    results = [(one.reward, one.metrics["tries"]) for turn in done.turns for one in turn.results]
+    assert results == [(-0.05, 1.0), (0.0, 1.0)]
     parts = {part.name: part.value for part in done.reward_parts}
     assert parts["tool:calc_gsm8k_reward"] == 1.0 and parts["interaction"] == 1.0
-    users = [turn for turn in kept.turns if turn.role == "user"]
-    assert [turn.reward for turn in users] == [
-        None,
-        0.0,
-        1.0,
-    ]  # the task, then what the user thought of each turn
+    # The task, then what the user thought of each turn.
+    assert [turn.reward for turn in kept.turns if turn.role == "user"] == [None, 0.0, 1.0]
     assert tool.wrapped._instance_dict == {}  # type: ignore[attr-defined]  # released
 
 
@@ -189,33 +178,24 @@ class Look(BaseTool):
 
 async def test_a_verl_tool_gets_the_rows_keywords_and_may_show_pictures(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    own = {
-        f"{name}_kwargs": {"zoom": name} for name in ("create", "execute", "calc_reward", "release")
-    }
-    tools = (
-        TOOLS.replace("my_verl.Gsm8kTool", "looks.Look")
-        .replace("calc_gsm8k_reward", "look")
-        .replace("answer", "at")
-    )
-    extra = {"tools_kwargs": {"look": own}, "need_tools_kwargs": True}
+    names = ("create", "execute", "calc_reward", "release")
+    own = {f"{name}_kwargs": {"zoom": name} for name in names}
     made = pack(
         tmp_path,
         {"tools": ["tools.yaml"]},
-        [row(extra_info=extra)],
-        tools__yaml=tools,
+        [row(extra_info={"tools_kwargs": {"look": own}, "need_tools_kwargs": True})],
+        tools__yaml=TOOLS.replace("my_verl.Gsm8kTool", "looks.Look")
+        .replace("calc_gsm8k_reward", "look")
+        .replace("answer", "at"),
         looks__py=KEYWORDS,
     )
-    (tool,) = made.tools
+    tool: Any = made.tools[0]
     state = await tool.create(ToolContext(made.tasks("train")[0]))
     result = await tool.call(state, {"at": "left"})
-    assert (
-        result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
-    )
-    assert await tool.reward(state) == 0.5
+    assert (result.text, result.reward) == ("seen", None)
+    assert result.images[0].startswith(b"\x89PNG") and await tool.reward(state) == 0.5
     await tool.release(state)
-    wrapped: Any = tool
-    seen = type(wrapped.wrapped).create.__globals__["SEEN"]
-    assert seen == [
+    assert type(tool.wrapped).create.__globals__["SEEN"] == [
         ("create", {"zoom": "create"}),
         ("execute", "execute", made.tasks("train")[0].id),
         ("calc_reward", {"zoom": "calc_reward"}),
@@ -246,29 +226,24 @@ async def test_a_row_that_names_no_interaction_of_the_pack(tmp_path: Path) -> No
 
 
 def test_verls_keys_become_ours_and_say_so(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(
+    file = tmp_path / "a.yaml"
+    file.write_text(
         "actor_rollout_ref:\n  rollout:\n    response_length: 300\n    multi_turn:\n      max_assistant_turns: 3\n"
         "      max_user_turns: 2\n      max_parallel_calls: 1\n      max_tool_response_length: 900\n"
         "      tool_response_truncate_side: left\n"
     )
-    config, sources = load_config([tmp_path / "a.yaml"], base=tmp_path)
-    rollout = config.rollout
+    config, sources = load_config([file], base=tmp_path)
+    rollout, seen = config.rollout, config.rollout.observation
     assert (rollout.max_turns, rollout.max_user_turns, rollout.max_parallel_calls) == (3, 2, 1)
-    assert (rollout.observation.chars, rollout.observation.tokens) == (900, 900)
-    assert (rollout.observation.cut, rollout.response_tokens) == (
-        "right",
-        300,
-    )  # verl names the side that stays
-    assert sources["rollout.max_turns"] == f"file:{tmp_path}/a.yaml:5 (verl: max_assistant_turns)"
-    again, _ = load_config([tmp_path / "a.yaml"], ["rollout.max_assistant_turns=9"], base=tmp_path)
-    assert again.rollout.max_turns == 9
-    ours, _ = load_config([tmp_path / "a.yaml"], ["rollout.observation.tokens=50"], base=tmp_path)
-    assert ours.rollout.observation.tokens == 50
+    # verl names the side that stays
+    assert (seen.chars, seen.tokens, seen.cut, rollout.response_tokens) == (900, 900, "right", 300)
+    assert sources["rollout.max_turns"] == f"file:{file}:5 (verl: max_assistant_turns)"
+    sets = ["rollout.max_assistant_turns=9", "rollout.observation.tokens=50"]
+    ours = load_config([file], sets, base=tmp_path)[0].rollout
+    assert (ours.max_turns, ours.observation.tokens) == (9, 50)
+    file.write_text("\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n")
     with pytest.raises(ConfigError, match=r"a\.yaml:5: unknown key actor_rollout_ref"):
-        (tmp_path / "a.yaml").write_text(
-            "\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n"
-        )
-        load_config([tmp_path / "a.yaml"], base=tmp_path)
+        load_config([file], base=tmp_path)
 
 
 async def test_verls_compute_score() -> None:
@@ -291,17 +266,12 @@ async def test_verls_compute_score() -> None:
 
 
 async def test_in_a_rollout_verls_function_sees_the_response_without_control_tokens() -> None:
-    seen: list[str] = []
+    def compute_score(solution_str: str, ground_truth: str) -> float:
+        return float(solution_str.strip() == ground_truth)
 
-    def compute_score(
-        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
-    ) -> float:
-        seen.append(solution_str)
-        return float(ground_truth in solution_str)
-
-    row = {"prompt": [{"role": "user", "content": "2 + 3?"}], "reward_model": {"ground_truth": "5"}}
-    done = await play(Pack.of("p", [row], [Reward("r", compute_score)]), ["It is 5."])
-    assert done.outcome is Outcome.SOLVED and seen[0].strip() == "It is 5."
+    asked = row(reward_model={"ground_truth": "It is 5."})
+    done = await play(Pack.of("p", [asked], [Reward("r", compute_score)]), ["It is 5."])
+    assert done.outcome is Outcome.SOLVED
 
 
 ROW: dict[str, Any] = {
@@ -321,22 +291,27 @@ ROW: dict[str, Any] = {
 
 def test_rows(tmp_path: Path) -> None:
     tools = [{"name": "lookup", "function": "task.py:add", "description": "Look."}]
-    single = {"agent_name": "single_turn_agent"}
-    made = pack(tmp_path, {"tools": tools}, [ROW, {**ROW, "use_tool": False}, {**ROW, **single}])
-    plain, without, single_turn = made.tasks("train")
+    rows = [ROW, {**ROW, "use_tool": False}, {**ROW, "agent_name": "single_turn_agent"}]
+    plain, *others = pack(tmp_path, {"tools": tools}, rows).tasks("train")
     assert detect({**ROW, "entry_point": "f", "test": "t"}) == "verl", "before any other form"
-    assert plain.id == "p/train-00001" and plain.family == "openai/gsm8k"
+    assert (plain.id, plain.family) == ("p/train-00001", "openai/gsm8k")
     assert plain.prompt == tuple(ROW["prompt"])
     assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == ROW["extra_info"]
-    found = [plain.tools, without.tools, single_turn.tools]
-    assert found == [("lookup",), (), ()], "those of its tools_kwargs"
-    for changed, words in (
+    # Those of its tools_kwargs.
+    assert [task.tools for task in (plain, *others)] == [("lookup",), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
         ({"reward_model": "rule"}, "must be objects"),
         ({"prompt": []}, "must be a list of messages"),
         ({"agent_name": "their_agent"}, "one of verl's own agent loops"),
-    ):
-        with pytest.raises(DataError, match=words):
-            normal({**ROW, **changed})
+    ],
+)
+def test_rows_that_cannot_be(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        normal({**ROW, **changed})
 
 
 async def test_a_reward_of_verl_s_names_loads_with_its_decorators(tmp_path: Path) -> None:
@@ -414,14 +389,6 @@ SCHEMA = """
       description: A tool.
       parameters: {{type: object, properties: {{answer: {{type: string, item: {{type: string}}}}}}, required: [answer]}}
 """
-TASK = """
-name: p
-sandbox: false
-tools: [tools.yaml]
-interaction: interaction.yaml
-rewards:
-  right: {primary: true, function: "verl.utils.reward_score:default_compute_score"}
-"""
 
 
 def entry(target: str, name: str) -> str:
@@ -430,41 +397,36 @@ def entry(target: str, name: str) -> str:
 
 @pytest.mark.parametrize("prefix", ["verl.tools.", ""], ids=["verls own name", "the file's name"])
 async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
-    named = f"{prefix}gsm8k_tool"
-    (tmp_path / "gsm8k_tool.py").write_text(TOOL)
-    (tmp_path / "gsm8k_interaction.py").write_text(INTERACTION)
-    interaction = prefix.replace("tools", "interactions")
-    (tmp_path / "tools.yaml").write_text(
-        f"tools:\n{entry(f'{named}.Gsm8kTool', 'calc')}{entry(f'{named}.SearchTool', 'search')}"
+    of_row = {"create_kwargs": {"ground_truth": "5"}}
+    extra = {
+        "need_tools_kwargs": True,
+        "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},
+        "tools_kwargs": {"calc": of_row, "search": of_row},
+    }
+    asked = {**ROW, "agent_name": "tool_agent", "extra_info": extra}
+    scorer = {"primary": True, "function": "verl.utils.reward_score:default_compute_score"}
+    named, theirs = f"{prefix}gsm8k_tool", prefix.replace("tools", "interactions")
+    made = pack(
+        tmp_path,
+        {"tools": ["tools.yaml"], "interaction": "interaction.yaml", "rewards": {"right": scorer}},
+        [asked],
+        gsm8k_tool__py=TOOL,
+        gsm8k_interaction__py=INTERACTION,
+        tools__yaml=f"tools:\n{entry(f'{named}.Gsm8kTool', 'calc')}{entry(f'{named}.SearchTool', 'search')}",
+        interaction__yaml="interaction:\n- {name: gsm8k, config: {}, class_name: "
+        f"{theirs}gsm8k_interaction.Gsm8kInteraction}}\n",
     )
-    (tmp_path / "interaction.yaml").write_text(
-        f"interaction:\n- {{name: gsm8k, class_name: {interaction}gsm8k_interaction.Gsm8kInteraction, config: {{}}}}\n"
-    )
-    (tmp_path / "task.yaml").write_text(TASK)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(
-        '{"data_source": "openai/gsm8k", "agent_name": "tool_agent", "prompt": [{"role": "user", "content": "2+3"}],'
-        ' "reward_model": {"style": "rule", "ground_truth": "5"}, "extra_info": {"need_tools_kwargs": true,'
-        ' "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},'
-        ' "tools_kwargs": {"calc": {"create_kwargs": {"ground_truth": "5"}},'
-        ' "search": {"create_kwargs": {"ground_truth": "5"}}}}}\n'
-    )
-    pack = load_pack(tmp_path)
     assert not [name for name in sys.modules if name.split(".")[0] == "verl"]
-    done = await play(
-        pack,
-        [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5"), "#### 5"],
-    )
+    calls = [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5")]
+    done = await play(made, [*calls, "#### 5"])
     assert done.outcome is Outcome.SOLVED, done.error
     assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
     parts = {part.name: part.value for part in done.reward_parts}
-    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, (
-        "SearchTool returned a list"
-    )
+    # SearchTool returned a list, which is no number.
+    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}
     results = [result for turn in done.turns for result in turn.results]
-    assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {
-        "n": 1.0
-    }
+    assert [result.reward for result in results] == [-0.05, 0.0, -0.05]
+    assert results[0].metrics == {"n": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -522,13 +484,12 @@ def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
         "       custom_cls: {path: retool.py, name: %s}}\n"
     )
     (tmp_path / "task.yaml").write_text(text % "CustomRLHFDataset")
-    pack = load_pack(tmp_path)
-    first, second = pack.tasks("train")
+    made = load_pack(tmp_path)
+    first, second = made.tasks("train")
     assert first.prompt[-1]["content"] == "1+1? Think." and second.data["ground_truth"] == "4"
     assert first.data["data_source"] == "aime/rows.jsonl" and "input_ids" not in first.data
-    assert (
-        len(pack.tasks("validation")) == len(pack.tasks("test")) == 2 and "verl" not in sys.modules
-    )
+    assert len(made.tasks("validation")) == len(made.tasks("test")) == 2
+    assert "verl" not in sys.modules
     (tmp_path / "task.yaml").write_text(text % "CustomDataset")
     with pytest.raises(Exception, match=r"CustomDataset.*CustomRLHFDataset|class in retool\.py"):
         load_pack(tmp_path).tasks("train")
