@@ -78,10 +78,10 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
     one = await store.enqueue_rollout({"n": 1}, "train", config=config, metadata={"k": 1})
     two = await store.enqueue_rollout({"n": 2})
     three = await store.start_rollout({"n": 3}, worker_id="w3")
-    said.append(
-        [one.resources_id == resources.resources_id, one.metadata, await state(one.rollout_id)]
-    )
-    said.append([await state(three.rollout_id), three.attempt.status])
+    said += [
+        [one.resources_id == resources.resources_id, one.metadata, await state(one.rollout_id)],
+        [await state(three.rollout_id), three.attempt.status],
+    ]
     taken = await store.dequeue_rollout("w1")
     said.append(
         [taken.rollout_id == one.rollout_id, await state(one.rollout_id), taken.attempt.sequence_id]
@@ -100,11 +100,11 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
             trace_id="0" * 32,
         )
         said.append((await store.add_span(span)) is not None)
-    said.append(
-        [await store.get_next_span_sequence_id(two.rollout_id, order[0].attempt.attempt_id)]
-    )
-    said.append(await state(two.rollout_id))
-    said.append(await store.wait_for_rollouts(rollout_ids=[two.rollout_id, "unknown"], timeout=0))
+    said += [
+        [await store.get_next_span_sequence_id(two.rollout_id, order[0].attempt.attempt_id)],
+        await state(two.rollout_id),
+        await store.wait_for_rollouts(rollout_ids=[two.rollout_id, "unknown"], timeout=0),
+    ]
     await asyncio.sleep(0.5)
     said.append(await state(one.rollout_id))
     await store.update_attempt(two.rollout_id, order[0].attempt.attempt_id, status="succeeded")
@@ -115,13 +115,15 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
     page = await store.query_rollouts(
         status_in=["succeeded", "cancelled"], sort_by="start_time", limit=1
     )
-    said.append([page.total, len(page), page[0].input, type(page[0]).__name__])
     either = await store.query_rollouts(
         status_in=["failed"], rollout_id_contains=two.rollout_id, filter_logic="or"
     )
-    said.append(sorted(r.input["n"] for r in either))
-    for worker in sorted(await store.query_workers(), key=lambda w: w.worker_id):
-        said.append([worker.worker_id, worker.status, worker.current_rollout_id is not None])
+    said += [
+        [page.total, len(page), page[0].input, type(page[0]).__name__],
+        sorted(r.input["n"] for r in either),
+    ]
+    workers = sorted(await store.query_workers(), key=lambda w: w.worker_id)
+    said += [[w.worker_id, w.status, w.current_rollout_id is not None] for w in workers]
     for call in (
         store.update_rollout("nope", status="failed"),
         store.start_attempt("nope"),
@@ -174,29 +176,20 @@ async def emitted(agl: Any) -> list[Any]:
                     agl.emit_message(type(error).__name__)
     spans = list(await store.query_spans(rollout.rollout_id))
     ids = {span.span_id: span.name for span in spans}
-    drop = ("exception.stacktrace",)
     said: list[Any] = []
     for span in spans:
-        attributes = {
-            key: value for key, value in sorted(span.attributes.items()) if key not in drop
-        }
-        said.append([span.name, ids.get(span.parent_id or ""), attributes, span.status.status_code])
-        said.append(
+        known = {k: v for k, v in sorted(span.attributes.items()) if k != "exception.stacktrace"}
+        said += [
+            [span.name, ids.get(span.parent_id or ""), known, span.status.status_code],
             [
                 agl.get_reward_value(span),
                 agl.get_message_value(span),
                 str(agl.get_object_value(span)),
-            ]
-        )
-        said.append([(r.name, r.value) for r in agl.get_rewards_from_span(span)])
-    said.append(
-        [
-            agl.find_final_reward(spans),
-            len(agl.find_reward_spans(spans)),
-            (await store.get_rollout_by_id(rollout.rollout_id)).status,
+            ],
+            [(r.name, r.value) for r in agl.get_rewards_from_span(span)],
         ]
-    )
-    return said
+    status = (await store.get_rollout_by_id(rollout.rollout_id)).status
+    return [*said, [agl.find_final_reward(spans), len(agl.find_reward_spans(spans)), status]]
 
 
 def adapted(agl: Any) -> list[Any]:
@@ -226,14 +219,17 @@ def adapted(agl: Any) -> list[Any]:
     def call(
         number: int, start: float, parent: int | None, name: str = "openai.chat.completion"
     ) -> Any:
-        held = {"gen_ai__prompt__0__role": "user", "gen_ai__prompt__0__content": f"q{number}"}
-        held |= {
+        held = {
+            "gen_ai__prompt__0__role": "user",
+            "gen_ai__prompt__0__content": f"q{number}",
             "gen_ai__completion__0__role": "assistant",
             "gen_ai__completion__0__content": f"a{number}",
+            "gen_ai__request__model": "m",
+            "gen_ai__response__id": f"id{number}",
+            "prompt_token_ids": [1, number],
+            "response_token_ids": [number],
         }
-        held |= {"gen_ai__request__model": "m", "gen_ai__response__id": f"id{number}"}
-        ids = {"prompt_token_ids": [1, number], "response_token_ids": [number]}
-        return span(number, name, start, start + 1, parent, **held, **ids)
+        return span(number, name, start, start + 1, parent, **held)
 
     def reward(number: int, at: float, value: float, parent: int | None) -> Any:
         held = {
@@ -257,6 +253,10 @@ def adapted(agl: Any) -> list[Any]:
         call(2, 3, None, "litellm_request"),
         reward(3, 5, 0.5, None),
     ]
+
+    def of(triplet: Any) -> tuple[Any, ...]:
+        return triplet.prompt["token_ids"], triplet.response["token_ids"], triplet.reward
+
     said: list[Any] = []
     for options in (
         {},
@@ -265,18 +265,8 @@ def adapted(agl: Any) -> list[Any]:
         {"repair_hierarchy": False},
     ):
         found = agl.TracerTraceToTriplet(**options).adapt(list(spans))
-        said.append(
-            [
-                (t.prompt["token_ids"], t.response["token_ids"], t.reward, t.metadata["agent_name"])
-                for t in found
-            ]
-        )
-    said.append(
-        [
-            (t.prompt["token_ids"], t.response["token_ids"], t.reward)
-            for t in agl.LlmProxyTraceToTriplet().adapt(flat)
-        ]
-    )
+        said.append([(*of(t), t.metadata["agent_name"]) for t in found])
+    said.append([of(t) for t in agl.LlmProxyTraceToTriplet().adapt(flat)])
     with contextlib.suppress(ImportError):  # the real one wants the package openai
         said.append(json.loads(json.dumps(agl.TraceToMessages().adapt(flat[:2]), default=str)))
     return said

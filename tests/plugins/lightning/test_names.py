@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -62,65 +63,36 @@ def test_names_signatures_and_behaviour_are_those_of_the_real_package() -> None:
         assert ours[part] == said, part
 
 
-def test_both_stores_follow_the_same_rules(tmp_path: Path) -> None:
-    path = tmp_path / "agentrl.db"
-
-    async def sqlite() -> list[Any]:
-        store = agl.SqliteLightningStore(path)
-        try:
-            return await scenario.queue(agl, store)
-        finally:
-            await store.close()
-
-    async def again() -> Any:
-        store = agl.SqliteLightningStore(path)
-        try:
-            assert (await store.statistics())["total_rollouts"] == 3
-            with pytest.raises(ValueError, match="cannot be kept"):
-                await store.enqueue_rollout({"object": object()})
-            return await store.query_rollouts(sort_by="start_time")
-        finally:
-            await store.close()
-
-    memory = asyncio.run(scenario.queue(agl))
-    assert asyncio.run(sqlite()) == memory and [memory[12][0], memory[13][0]] == [
-        "succeeded",
-        "cancelled",
-    ]
-    assert [rollout.input["n"] for rollout in asyncio.run(again())] == [1, 2, 3]
-
-
-def test_a_store_over_http_follows_the_same_rules(tmp_path: Path) -> None:
-    async def served() -> list[Any]:
-        server = agl.LightningStoreServer(
-            agl.InMemoryLightningStore(scan_debounce_seconds=0), port=0
-        )
+async def test_all_stores_follow_the_same_rules(tmp_path: Path) -> None:
+    memory, path = await scenario.queue(agl), tmp_path / "agentrl.db"
+    assert [memory[12][0], memory[13][0]] == ["succeeded", "cancelled"]
+    held = agl.InMemoryLightningStore(scan_debounce_seconds=0)
+    async with AsyncExitStack() as stack:
+        server = agl.LightningStoreServer(held, port=0)
+        stack.push_async_callback(server.stop)
         await server.start()
         client = agl.LightningStoreClient(server.endpoint)
-        try:
-            said = await scenario.queue(agl, client)
-            assert (
-                (await client.statistics())["total_rollouts"]
-                == (await server.statistics())["total_rollouts"]
-                == 3
-            )
-            update = await client.add_resources(
-                {"p": agl.PromptTemplate(template="{x}", engine="f-string")}
-            )
-            assert isinstance(update.resources["p"], agl.PromptTemplate)
-            assert await server.get_latest_resources() == update
-            with pytest.raises(ValueError, match="Rollout nothing not found"):
-                await client.start_attempt("nothing")
-            with pytest.raises(ValueError, match="cannot be sent"):
-                await client.enqueue_rollout({"object": object()})
-            return said
-        finally:
-            await client.close()
-            await server.stop()
-
-    assert asyncio.run(served()) == asyncio.run(scenario.queue(agl))
+        sqlite = agl.SqliteLightningStore(path)
+        for store in (client, sqlite):
+            stack.push_async_callback(store.close)
+            assert await scenario.queue(agl, store) == memory
+        for store in (client, server):
+            assert (await store.statistics())["total_rollouts"] == 3
+        prompt = agl.PromptTemplate(template="{x}", engine="f-string")
+        update = await client.add_resources({"p": prompt})
+        assert update.resources["p"] == prompt and await server.get_latest_resources() == update
+        with pytest.raises(ValueError, match="Rollout nothing not found"):
+            await client.start_attempt("nothing")
+        with pytest.raises(ValueError, match="cannot be sent"):
+            await client.enqueue_rollout({"object": object()})
+    again = agl.SqliteLightningStore(path)
+    assert (await again.statistics())["total_rollouts"] == 3
+    with pytest.raises(ValueError, match="cannot be kept"):
+        await again.enqueue_rollout({"object": object()})
+    assert [one.input["n"] for one in await again.query_rollouts(sort_by="start_time")] == [1, 2, 3]
+    await again.close()
     with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
-        agl.LightningStoreServer(agl.InMemoryLightningStore(), "0.0.0.0")
+        agl.LightningStoreServer(held, "0.0.0.0")
 
 
 async def test_a_proxy_off_the_loopback_answers_those_who_bring_the_token(
@@ -261,49 +233,61 @@ def test_the_package_and_its_modules_under_the_name_before_0_1(
     assert InMemoryLightningStore is agl.InMemoryLightningStore
 
 
-async def test_a_trace_that_ends_during_a_write_loses_no_span() -> None:
-    class Slow(agl.InMemoryLightningStore):  # as a store over HTTP is
-        asked = asyncio.Event()
+class Slow(agl.InMemoryLightningStore):
+    """As a store over HTTP is; `fails`: or as one that answers no more."""
 
-        async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
-            self.asked.set()
-            await asyncio.sleep(0.1)
-            return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails, self.asked = fails, asyncio.Event()
 
-    store = Slow()
+    async def add_many_spans(self, spans: Any) -> Any:
+        self.asked.set()
+        await asyncio.sleep(0.1)
+        if self.fails:
+            raise ConnectionError("no store answers")
+        return await super().add_many_spans(spans)
+
+
+async def trace_that_ends_during_a_write(store: Slow) -> int:
+    """Return how many spans of one are in the store."""
     begun = await store.start_rollout({})
     where = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
     async with agl.OtelTracer().trace_context("t", store=store, **where):
         agl.emit_message("one")
         await store.asked.wait()
-    assert len(await store.query_spans(begun.rollout_id)) == 1
+    return len(await store.query_spans(begun.rollout_id))
+
+
+async def test_a_trace_that_ends_during_a_write_loses_no_span() -> None:
+    assert await trace_that_ends_during_a_write(Slow(fails=False)) == 1
 
 
 async def test_a_trace_whose_spans_cannot_be_written_is_an_error() -> None:
-    class Lost(agl.InMemoryLightningStore):
-        asked = asyncio.Event()
-
-        async def add_many_spans(self, spans: Any) -> Any:
-            self.asked.set()
-            raise ConnectionError("no store answers")
-
-    store = Lost()
-    begun = await store.start_rollout({})
-    where = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
     with pytest.raises(ConnectionError):
-        async with agl.OtelTracer().trace_context("t", store=store, **where):
-            agl.emit_message("one")
-            await store.asked.wait()
+        await trace_that_ends_during_a_write(Slow(fails=True))
+
+
+class Full(agl.InMemoryLightningStore):
+    """Takes neither resources nor the end of an attempt."""
+
+    async def update_attempt(self, *where: Any, **what: Any) -> Any:
+        raise ConnectionError("no room")
+
+    async def add_resources(self, resources: Any) -> Any:
+        raise StoreError("The disk is full.")
+
+
+class Agent(agl.LitAgent[Any]):
+    """Has a callback that fails."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 1.0
+
+    def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
+        raise OSError("the disk is full")
 
 
 async def test_an_attempt_ends_though_the_agents_own_callback_fails() -> None:
-    class Agent(agl.LitAgent[Any]):
-        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-            return 1.0
-
-        def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
-            raise OSError("the disk is full")
-
     store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](agl.OtelTracer())
     with runner.run_context(agent=Agent(), store=store):
         ended = await runner.step({}, resources={})
@@ -313,16 +297,7 @@ async def test_an_attempt_ends_though_the_agents_own_callback_fails() -> None:
 async def test_an_end_that_the_store_does_not_take_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Full(agl.InMemoryLightningStore):
-        async def update_attempt(self, *where: Any, **what: Any) -> Any:
-            raise ConnectionError("no room")
-
-    class Agent(agl.LitAgent[Any]):
-        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-            return 1.0
-
     store, runner = Full(), agl.LitAgentRunner[Any](agl.OtelTracer(), max_rollouts=1)
-    await store.add_resources({})
     await store.enqueue_rollout({})
     with runner.run_context(agent=Agent(), store=store):
         await runner.iter()
@@ -330,10 +305,6 @@ async def test_an_end_that_the_store_does_not_take_is_in_the_log(
 
 
 async def test_what_the_file_of_a_served_store_lacks_is_said() -> None:
-    class Full(agl.InMemoryLightningStore):
-        async def add_resources(self, resources: Any) -> Any:
-            raise StoreError("The disk is full.")
-
     server = agl.LightningStoreServer(Full(), port=0)
     await server.start()
     client = agl.LightningStoreClient(server.endpoint)
