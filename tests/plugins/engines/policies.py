@@ -1,4 +1,4 @@
-"""Policies on servers that answer by a handler."""
+"""Policies on servers whose answers are given."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,15 +11,20 @@ from tests.helpers.remote import server
 
 @asynccontextmanager
 async def policy_at(
-    handler: Any, wire: Wire = VLLM, model: str = "m", **given: Any
+    answers: Any, wire: Wire = VLLM, *, seen: list[Any] | None = None, **given: Any
 ) -> AsyncIterator[HttpPolicy]:
-    """A policy on a server that answers by a handler, or with 200 and always the same."""
+    """A policy on a server with the answers of a list in turn, or always the same: a body, or its status and it.
 
-    async def always(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, handler
+    `seen` gets the requests.
+    """
 
-    async with server(handler if callable(handler) else always) as url:
-        address = url if wire is VLLM else url.removesuffix("/v1")
-        policy = HttpPolicy(wire, address, model, **given)
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if seen is not None:
+            seen.append({"path": path, **body})
+        answer = answers.pop(0) if isinstance(answers, list) else answers
+        return answer if isinstance(answer, tuple) else (200, answer)
+
+    async with server(handler) as url:
+        policy = HttpPolicy(wire, url if wire is VLLM else url.removesuffix("/v1"), "m", **given)
         yield policy
         await policy.close()

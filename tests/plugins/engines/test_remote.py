@@ -12,7 +12,8 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, PolicyError, TrainingStopped
 from agentrl_cli.plugins.engines.policy import HttpPolicy
-from agentrl_cli.plugins.engines.wires import SGLANG, VLLM
+from agentrl_cli.plugins.engines.wires import SGLANG, VLLM, Wire
+from agentrl_cli.trainer import Trainer
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Outcome, Sampling, StopReason
 from tests.helpers.remote import StandIn, server, silent, vllm_answer
@@ -20,6 +21,7 @@ from tests.helpers.train import STOP, VOCABULARY, episodes_of, trainer_of, write
 from tests.plugins.engines.policies import policy_at
 
 GAP = "sampling/sampling_logp_difference/max"
+SAMPLING = Sampling(max_new_tokens=12)
 
 
 @pytest.fixture(autouse=True)
@@ -50,75 +52,70 @@ async def serving(kind: str, model: Path) -> AsyncIterator[tuple[StandIn, dict[s
 async def test_training_with_a_server(
     tmp_path: Path, model: Path, kind: str, adapter: bool
 ) -> None:
+    more: dict[str, Any] = {
+        "adapter": {"enabled": adapter, "r": 2},
+        "train": {"steps": 3, "lr": 1e-2},
+    }
     async with serving(kind, model) as (stand_in, remote):
         stand_in.dies_at = {13}
-        more: dict[str, Any] = {
-            "adapter": {"enabled": adapter, "r": 2},
-            "train": {"steps": 3, "lr": 1e-2},
-        }
         async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
             run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
+            rows = trainer.store.runs.steps(run.id)
             episodes = episodes_of(trainer.store, run)
-        left = sorted(path.name for path in (tmp_path / "runs" / "remote").iterdir())
     assert run.status == "finished" and len(episodes) == 24 and all(e.fact for e in episodes)
-    assert all(metrics[step][GAP] < 1e-4 for step in (1, 2, 3)), (
-        "the server's weights are the trainer's"
-    )
+    # The server's weights are the trainer's.
+    assert [row[GAP] < 1e-4 for row in rows] == [True] * 3
     versions = [e.turns[-1].weights_version for e in sorted(episodes, key=lambda e: e.step or 0)]
     assert versions == [f"{run.name}@{n}" for n in range(3) for _ in range(8)]
+    left = [path.name for path in (tmp_path / "runs" / "remote").iterdir()]
     assert left == [f"{run.name}-3"], "old weights are not kept"
-    taken = [
-        path for path in stand_in.paths if "load_lora" in path or "rpc" in path or "update" in path
-    ]
-    assert len([p for p in taken if "unload" not in p]) == 5, (
-        "the start, three updates, and the restart"
-    )
+    commands = ("/load_lora_adapter", "/collective_rpc", "/update_weights_from_disk")
+    # The start, three updates, and the restart.
+    assert sum(path.endswith(commands) for path in stand_in.paths) == 5
 
 
 @pytest.mark.parametrize(("kind", "adapter"), [("vllm", True), ("sglang", False)])
 async def test_a_restart_between_two_requests_is_noticed(
     tmp_path: Path, model: Path, kind: str, adapter: bool
 ) -> None:
+    more: dict[str, Any] = {
+        "adapter": {"enabled": adapter, "r": 2},
+        "train": {"steps": 2, "lr": 1e-2},
+        "rollout": {"concurrency": 1},
+    }
     async with serving(kind, model) as (stand_in, remote):
-        stand_in.forgets_at = {
-            11
-        }  # in the second step: 8 turns and at most 2 of the probe came before
-        more: dict[str, Any] = {
-            "adapter": {"enabled": adapter, "r": 2},
-            "train": {"steps": 2, "lr": 1e-2},
-        }
-        async with trainer_of(
-            tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more
-        ) as trainer:
+        # In the second step: 8 turns and at most 2 of the probe came before.
+        stand_in.forgets_at = {11}
+        async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
             run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
+            rows = trainer.store.runs.steps(run.id)
             steps = [episodes_of(trainer.store, run, step) for step in (1, 2)]
-    assert all(metrics[step][GAP] < 1e-4 for step in (1, 2))
+    assert [row[GAP] < 1e-4 for row in rows] == [True] * 2
     trained = [{one.group_id for one in episodes if one.fact == "trained"} for episodes in steps]
     probes = sum(min(CONTEXTS, len(groups)) for groups in trained)
     assert probes and stand_in.generated == 16 + probes + 1
 
 
+def sglang(version: str = "x", finish: str = "stop", **meta: Any) -> dict[str, Any]:
+    """An answer with the tokens 65 and STOP."""
+    found = {
+        "output_token_logprobs": [[-0.5, 65, None], [-0.25, STOP, None]],
+        "output_top_logprobs": [[[-0.5, 65, None], [-1.0, 66, None]], None],
+        "finish_reason": {"type": finish},
+        "weight_version": version,
+    }
+    return {"text": "A", "output_ids": [65, STOP], "meta_info": found | meta}
+
+
 async def test_a_server_with_other_weights_is_named_and_refused(model: Path) -> None:
-    async with serving("sglang", model) as (stand_in, remote):
-        policy = HttpPolicy(SGLANG, remote["url"], "base", api_key="k")
+    taken = {"success": True}
+    answers = [taken, sglang("run@1"), sglang("other@7"), taken, sglang("other@7")]
+    async with policy_at(answers, SGLANG) as policy:
         await policy.load_weights(model, "run@1")
-        assert (
-            await policy.generate("a", [9, 10], Sampling(max_new_tokens=2))
-        ).weights_version == "run@1"
-
-        async def lies(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-            status, answer = await stand_in.handle(path, body)
-            if path == "/generate":
-                answer["meta_info"]["weight_version"] = "other@7"
-            return status, answer
-
-        async with server(lies) as url:
-            policy.endpoint.url = url.removesuffix("/v1")
-            with pytest.raises(PolicyError, match=r"weights 'other@7' and was given 'run@1'"):
-                await policy.generate("a", [9, 10], Sampling(max_new_tokens=2))
-        await policy.close()
+        assert (await policy.generate("a", [9, 10], SAMPLING)).weights_version == "run@1"
+        with pytest.raises(PolicyError, match=r"weights 'other@7' and was given 'run@1'"):
+            await policy.generate("a", [9, 10], SAMPLING)
+    assert not answers
 
 
 async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> None:
@@ -130,60 +127,51 @@ async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> N
 
 async def test_sglang_wire_format() -> None:
     seen: list[dict[str, Any]] = []
+    async with policy_at(sglang(), SGLANG, seen=seen) as policy:
+        said = await policy.generate("a", [1, 2], Sampling(stop_ids=(STOP,), seed=2**40 + 3))
+    assert (said.ids.tolist(), said.stop_reason) == ([65, STOP], StopReason.STOP)
+    assert said.logp_policy.tolist() == [-0.5, -0.25]
+    assert said.top_ids[0].tolist()[:2] == [65, 66]
+    [request] = seen
+    asked = {name: request[name] for name in ("path", "input_ids", "return_logprob")}
+    assert asked == {"path": "/generate", "input_ids": [1, 2], "return_logprob": True}
+    wanted = {"stop_token_ids": [STOP], "sampling_seed": 3}
+    assert wanted.items() <= request["sampling_params"].items()
 
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        seen.append({"path": path, **body})
-        meta: dict[str, Any] = {
-            "output_token_logprobs": [[-0.5, 65, None], [-0.25, STOP, None]],
-            "weight_version": "x",
-        }
-        meta["output_top_logprobs"] = [[[-0.5, 65, None], [-1.0, 66, None]], None]
-        meta["finish_reason"] = {"type": "stop", "matched": STOP}
-        if len(seen) > 3:
-            meta = {"finish_reason": {"type": "length", "length": 2}}
-        return 200, {"text": "A", "output_ids": [65, STOP], "meta_info": meta}
 
-    async with policy_at(handler, SGLANG) as policy:
-        said = await policy.generate(
-            "a", [1, 2], Sampling(temperature=0.7, stop_ids=(STOP,), seed=2**40 + 3)
-        )
-        assert said.ids.tolist() == [
-            65,
-            STOP,
-        ] and said.logp_policy.tolist() == said.logp_sampled.tolist() == [
-            -0.5,
-            -0.25,
-        ]
-        assert said.top_ids[0].tolist()[:2] == [65, 66] and said.stop_reason is StopReason.STOP
-        cut = await policy.generate("a", [1, 2], Sampling(top_p=0.5))
-        assert (
-            cut.logp_policy.tolist() == [-0.5, -0.25]
-            and (cut.logp_sampled != cut.logp_sampled).all()
-        )
-        steered = await policy.generate("a", [1, 2], Sampling(repetition_penalty=1.5, bad_ids=(7,)))
-        assert (
-            steered.logp_sampled.tolist() == [-0.5, -0.25]
-            and (steered.logp_policy != steered.logp_policy).all()
-        )
-        assert seen[-1]["sampling_params"]["logit_bias"] == {"7": -100.0}
-        with pytest.raises(PolicyError, match="no token ids"):
-            await policy.generate("a", [1, 2], Sampling())
-    assert (
-        seen[0]["path"] == "/generate"
-        and seen[0]["input_ids"] == [1, 2]
-        and seen[0]["return_logprob"] is True
-    )
-    assert (
-        seen[0]["sampling_params"]["stop_token_ids"] == [STOP]
-        and seen[0]["sampling_params"]["sampling_seed"] == 3
-    )
+VLLM_SAYS = vllm_answer([65], [-0.5], "length")
+
+
+@pytest.mark.parametrize(
+    ("wire", "processed", "sampling", "known"),
+    [
+        (VLLM, False, {}, (True, True)),
+        (VLLM, False, {"temperature": 0.7}, (False, False)),
+        (VLLM, False, {"top_p": 0.9}, (False, True)),
+        (VLLM, True, {"temperature": 0.7}, (True, True)),
+        (VLLM, True, {"top_p": 0.9}, (True, False)),
+        (SGLANG, False, {"temperature": 0.7}, (True, True)),
+        (SGLANG, False, {"top_p": 0.5}, (False, True)),
+        (SGLANG, False, {"repetition_penalty": 1.5}, (True, False)),
+        (SGLANG, False, {"bad_ids": (7,)}, (True, False)),
+    ],
+)
+async def test_servers_say_what_their_log_probabilities_are(
+    wire: Wire, processed: bool, sampling: dict[str, Any], known: tuple[bool, bool]
+) -> None:
+    """Whether they are those that were sampled with, and the policy's; NaN else."""
+    answer = VLLM_SAYS if wire is VLLM else sglang(finish="length")
+    async with policy_at(answer, wire, processed=processed) as policy:
+        said = await policy.generate("a", [1, 2], Sampling(**sampling))
+    assert said.stop_reason is StopReason.LENGTH
+    assert tuple(said.logp_sampled == said.logp_sampled) == (known[0],) * len(said.ids)
+    assert tuple(said.logp_policy == said.logp_policy) == (known[1],) * len(said.ids)
 
 
 async def test_what_cannot_be(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving("vllm", model) as (stand_in, remote):
-        with pytest.raises(
-            ModelError, match="cannot be trained: an OpenAI-compatible endpoint returns text"
-        ):
+        text = "cannot be trained: an OpenAI-compatible endpoint returns text"
+        with pytest.raises(ModelError, match=text):
             async with trainer_of(tmp_path, model, remote={**remote, "backend": "openai"}):
                 pass
         monkeypatch.setenv("SERVER_KEY", "wrong")
@@ -196,7 +184,7 @@ async def test_what_cannot_be(tmp_path: Path, model: Path, monkeypatch: pytest.M
         with pytest.raises(ConfigError, match="SERVER_KEY"):
             async with trainer_of(tmp_path, model, remote=remote):
                 pass
-        assert not stand_in.generated
+    assert not stand_in.generated
 
 
 async def test_a_lost_server_is_waited_for_with_patience(model: Path) -> None:
@@ -210,49 +198,43 @@ async def test_a_lost_server_is_waited_for_with_patience(model: Path) -> None:
     await policy.close()
 
 
-class Faulty(StandIn):
-    """A stand-in that goes wrong from its fourth generation on: `fault` says how."""
+# Of a server that goes wrong from its fourth generation on: what it answers, the message and the hint.
+FAULTS: dict[str, tuple[Any, str, str]] = {
+    "dies": (ConnectionResetError(), "cannot be reached", "Is the server running?"),
+    "500": (
+        (500, {"error": {"message": "CUDA out of memory", "type": "InternalServerError"}}),
+        "answered 500: CUDA out of memory",
+        "remote.request.retries is 0",
+    ),
+    "hangs": (1.0, "did not answer within 0.5 s", "Raise remote.request.timeout"),
+    "no JSON": ((200, b"<html>proxy</html>"), "answered no JSON: b'<html>proxy", ""),
+    # An endpoint that knows nothing of vLLM's own fields, or of SGLang's.
+    "no ids": (
+        (200, {"choices": [{"logprobs": {"tokens": ["A"]}}], "meta_info": {}}),
+        "token ids",
+        "",
+    ),
+    "wrong model": (
+        None,
+        "answered 404: The model `absent` does not exist.",
+        "remote.model is the name",
+    ),
+}
 
-    def __init__(self, kind: str, folder: Path, fault: str) -> None:
-        super().__init__(kind, folder)
-        self.fault = fault
+
+class Faulty(StandIn):
+    fault: Any
 
     async def handle(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        ask = path in ("/v1/completions", "/generate")
-        if not ask or self.generated < 3 or self.fault == "wrong model":
-            return await super().handle(path, body)
-        if self.fault == "dies":
-            raise ConnectionResetError
-        if self.fault == "hangs":
-            await asyncio.sleep(1)
-        if self.fault == "500":
-            return 500, {
-                "error": {
-                    "message": "CUDA out of memory",
-                    "type": "InternalServerError",
-                    "code": 500,
-                }
-            }
-        if self.fault == "no JSON":
-            return 200, b"<html>proxy</html>"
-        status, answer = await super().handle(path, body)
-        for choice in answer.get(
-            "choices", ()
-        ):  # an endpoint that knows nothing of vLLM's own fields
-            del choice["token_ids"]
-            choice["logprobs"]["tokens"] = ["A"] * len(choice["logprobs"]["tokens"])
-        answer.get("meta_info", {}).pop("output_token_logprobs", None)
-        return status, answer
-
-
-FAULTS = {
-    "dies": ("cannot be reached", "Is the server running?"),
-    "500": ("answered 500: CUDA out of memory", "remote.request.retries is 0"),
-    "hangs": ("did not answer within 0.5 s", "Raise remote.request.timeout"),
-    "no JSON": ("answered no JSON: b'<html>proxy", ""),
-    "no ids": ("token ids", ""),
-    "wrong model": ("answered 404: The model `absent` does not exist.", "remote.model is the name"),
-}
+        if path in ("/v1/completions", "/generate") and self.generated >= 3:
+            if isinstance(self.fault, ConnectionResetError):
+                raise self.fault
+            if isinstance(self.fault, float):
+                await asyncio.sleep(self.fault)
+            elif self.fault is not None:
+                status, answer = self.fault
+                return status, answer
+        return await super().handle(path, body)
 
 
 @pytest.mark.parametrize(
@@ -266,39 +248,28 @@ async def test_a_fault_in_the_middle_is_a_message(
     fault: str,
     command: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("SERVER_KEY", "k")
-    stand_in = Faulty(kind, model, fault)
+    stand_in = Faulty(kind, model)
+    stand_in.fault, what, hint = FAULTS[fault]
     async with server(stand_in.handle) as url:
-        address = url if kind == "vllm" else url.removesuffix("/v1")
-        remote: dict[str, Any] = {"backend": kind, "url": address, "api_key_env": "SERVER_KEY"}
-        remote |= {"model": "absent" if fault == "wrong model" else "base"}
-        remote |= {"timeout": 0.5 if fault == "hangs" else 600, "retries": 0, "patience": 0}
-        adapter = {"enabled": False}
-        write_project(
-            tmp_path,
-            model,
-            remote=remote,
-            adapter=adapter,
-            rollout={"concurrency": 2},
-            train={"steps": 4},
-        )
-        more = ["-n", "8"] if command == "rollout" else []
-        code = await asyncio.to_thread(main, [command, "--project", str(tmp_path), *more])
+        remote = {
+            "backend": kind,
+            "url": url if kind == "vllm" else url.removesuffix("/v1"),
+            "api_key_env": "SERVER_KEY",
+            "model": "absent" if fault == "wrong model" else "base",
+            "timeout": 0.5 if fault == "hangs" else 600,
+            "retries": 0,
+            "patience": 0,
+        }
+        more = {"rollout": {"concurrency": 2}, "train": {"steps": 4}}
+        write_project(tmp_path, model, remote=remote, adapter={"enabled": False}, **more)
+        words = [command, "--project", str(tmp_path), *["-n", "8"] * (command == "rollout")]
+        code = await asyncio.to_thread(main, words)
     await stand_in.close()
-    said = capsys.readouterr().err
-    what, hint = FAULTS[fault]
-    masked = fault in (
-        "no JSON",
-        "no ids",
-    )  # of single episodes: a rollout has others, a training stops with the words
-    assert code == (0 if masked and command == "rollout" else 1)
-    assert (
-        what in said.replace("\n", " ")
-        and hint in said.replace("\n", " ")
-        and "Traceback" not in said
-    )
+    said = capsys.readouterr().err.replace("\n", " ")
+    # A rollout has other episodes than the masked ones; a training stops with the words.
+    assert code == (0 if command == "rollout" else 1)
+    assert what in said and hint in said and "Traceback" not in said
     assert "cannot be reached" not in said or fault == "dies"
 
 
@@ -323,27 +294,26 @@ async def test_an_episode_that_is_cut_off_is_cut_off_at_the_server_too() -> None
 async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:
     """What a request does not say, a server takes from the model's generation_config.json."""
     seen: list[dict[str, Any]] = []
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        seen.append(body)
-        return 400, {"error": {"message": "enough", "type": "BadRequestError", "code": 400}}
-
-    async with policy_at(handler) as policy:
+    refused = (400, {"error": {"message": "enough", "type": "BadRequestError", "code": 400}})
+    async with policy_at(refused, seen=seen) as policy:
         with pytest.raises(PolicyError, match="answered 400: enough"):
-            await policy.generate("a", [1], Sampling(seed=2**63 - 1))
+            await policy.generate("a", [1], Sampling(seed=2**63 - 1, bad_ids=(7,)))
     wanted = {
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {"7": -100.0},
+        "seed": 2**63 - 1,
     }
-    wanted |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 2**63 - 1}
-    assert wanted.items() <= seen[0].items()
+    [request] = seen
+    assert wanted.items() <= request.items()
 
 
 Spoil = Callable[[dict[str, Any]], Any]
-SAMPLING = Sampling(max_new_tokens=12)
 
 
 def choice(**values: Any) -> Spoil:
@@ -411,26 +381,19 @@ BODIES: dict[str, tuple[Spoil, str]] = {
 }
 
 
-async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> None:
-    asked: list[bytes | Any] = []
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server(name: str) -> None:
+    spoil, reason = BODIES[name]
     good = vllm_answer([65, 66], [-0.5, -0.25])
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, asked.pop(0)
-
-    async with policy_at(handler, retries=1, vocabulary=VOCABULARY) as policy:
-        for name, (spoil, reason) in BODIES.items():
-            bad = spoil(json.loads(json.dumps(good)))
-            asked += [bad, good]
-            assert (await policy.generate("a", [1], SAMPLING)).ids.tolist() == [65, 66], name
-            asked += [bad, bad]
-            with pytest.raises(BadAnswer) as failed:
-                await policy.generate("a", [1], SAMPLING)
-            assert reason in failed.value.message and policy.endpoint.url in failed.value.message, (
-                name,
-                failed.value.message,
-            )
-            assert "tried 2 times" in failed.value.message and not asked, name
+    bad = spoil(json.loads(json.dumps(good)))
+    answers = [bad, good, bad, bad]
+    async with policy_at(answers, retries=1, vocabulary=VOCABULARY) as policy:
+        assert (await policy.generate("a", [1], SAMPLING)).ids.tolist() == [65, 66]
+        with pytest.raises(BadAnswer) as failed:
+            await policy.generate("a", [1], SAMPLING)
+        for part in (reason, policy.endpoint.url, "tried 2 times"):
+            assert part in failed.value.message
+    assert not answers
 
 
 async def test_rounding_is_no_fault() -> None:
@@ -471,9 +434,8 @@ async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> Non
 class Spoilt(StandIn):
     """A stand-in whose answers are spoilt from one generation to another."""
 
-    def __init__(self, folder: Path, spoil: Spoil, numbers: range) -> None:
-        super().__init__("vllm", folder)
-        self.spoil, self.numbers = spoil, numbers
+    spoil: Spoil
+    numbers: range
 
     async def handle(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         status, answer = await super().handle(path, body)
@@ -481,32 +443,37 @@ class Spoilt(StandIn):
         return status, self.spoil(answer) if spoilt else answer
 
 
-@pytest.mark.parametrize(
-    ("fault", "numbers"), [("ids without end", range(3, 5)), ("a page", range(1, 100))]
-)
-async def test_a_training_skips_bad_answers_and_stops_if_there_is_nothing_else(
-    tmp_path: Path, model: Path, fault: str, numbers: range
-) -> None:
-    stand_in = Spoilt(model, BODIES[fault][0], numbers)
+@asynccontextmanager
+async def trainer_with(
+    fault: str, numbers: range, model: Path, folder: Path
+) -> AsyncIterator[Trainer]:
+    """A training with a server whose answers are spoilt."""
+    stand_in = Spoilt("vllm", model)
+    stand_in.spoil, stand_in.numbers = BODIES[fault][0], numbers
     more: dict[str, Any] = {"adapter": {"enabled": False}, "rollout": {"concurrency": 1}}
+    more["algo"] = {"drop_zero_variance": False}
     async with server(stand_in.handle) as url:
         remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY"}
-        more |= {"remote": {**remote, "retries": 0}, "algo": {"drop_zero_variance": False}}
-        async with trainer_of(tmp_path, model, **more) as trainer:
-            if fault == "a page":
-                with pytest.raises(TrainingStopped, match="nothing_graded") as stopped:
-                    await trainer.train()
-                assert f"{url}/completions answered no JSON" in stopped.value.message
-            else:
-                run = await trainer.train()
-                found = episodes_of(trainer.store, run)
-                alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
+        async with trainer_of(folder, model, remote={**remote, "retries": 0}, **more) as trainer:
+            yield trainer
     await stand_in.close()
-    if fault == "a page":
-        return
+
+
+async def test_a_training_skips_bad_answers(tmp_path: Path, model: Path) -> None:
+    async with trainer_with("ids without end", range(3, 5), model, tmp_path) as trainer:
+        run = await trainer.train()
+        found = episodes_of(trainer.store, run)
+        alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
     lost = [e for e in found if e.outcome is Outcome.ENV_ERROR]
     assert run.status == "finished" and len(found) == 16 and len(lost) == 2 and "errors" in alerts
-    assert all(
-        e.fact == "skipped:fault: env_error" and e.reward is None and url in e.error for e in lost
-    )
+    for e in lost:
+        assert (e.fact, e.reward) == ("skipped:fault: env_error", None)
+        assert "/v1/completions sent the token id" in e.error
     assert {e.fact for e in found if e not in lost} == {"trained"}
+
+
+async def test_a_training_stops_if_there_are_only_bad_answers(tmp_path: Path, model: Path) -> None:
+    async with trainer_with("a page", range(1, 100), model, tmp_path) as trainer:
+        with pytest.raises(TrainingStopped, match="nothing_graded") as stopped:
+            await trainer.train()
+    assert "/v1/completions answered no JSON" in stopped.value.message
