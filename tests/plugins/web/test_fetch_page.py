@@ -1,6 +1,5 @@
 """`fetch_page` and the tools of OpenAPI descriptions: what they answer, and what they refuse."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 import pytest
 
 from agentrl_cli import load_pack
-from agentrl_cli.commands import main
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.plugins.web.fetch_page import FetchTool, Refused, _public, html_text
+from agentrl_cli.plugins.web.fetch_page import FetchTool, _public, html_text
 from agentrl_cli.plugins.web.openapi import DEEPEST, openapi_tools
-from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import ToolResult
+from tests.helpers.cli import Cli
 from tests.helpers.web import Site, calls, serve_pages, served
 
 
@@ -24,25 +22,21 @@ def site() -> Iterator[Site]:
         yield made
 
 
-def fetcher(site: Site, **config: Any) -> FetchTool:
-    return FetchTool(["127.0.0.1"], allow_private=True, **config)
-
-
-async def fetch(tool: FetchTool, url: str) -> ToolResult:
-    return (await calls(tool, {"url": url}))[0]
+async def fetch(site: Site, path: str, **config: Any) -> ToolResult:
+    """Fetch a page of the site, whose host is allowed; or another address."""
+    tool = FetchTool(["127.0.0.1"], allow_private=True, **config)
+    return (await calls(tool, {"url": path if "://" in path else site.url + path}))[0]
 
 
 async def test_a_page_becomes_text(site: Site) -> None:
     html = (
         "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
+        "<script>no()</script><ul><li>x<li>y</ul>ü"
     )
-    html += "<script>no()</script>"
-    site.pages["/a?b=1"] = (200, {}, f"{html}<ul><li>x<li>y</ul>ü".encode())
-    assert (
-        await fetch(fetcher(site), f"{site.url}/a?b=1#there")
-    ).text == "Head\n\nOne & two\n\nx\ny\n\nü"
+    site.pages["/a?b=1"] = (200, {}, html.encode())
+    assert (await fetch(site, "/a?b=1#there")).text == "Head\n\nOne & two\n\nx\ny\n\nü"
     site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
-    assert (await fetch(fetcher(site, width=10), f"{site.url}/t")).text == "<b>xxxxxxx\n[… cut …]"
+    assert (await fetch(site, "/t", width=10)).text == "<b>xxxxxxx\n[… cut …]"
 
 
 @pytest.mark.parametrize(
@@ -63,14 +57,10 @@ def test_text_of_pages_that_are_not_tidy(html: str, text: str) -> None:
     assert html_text(html) == text
 
 
-def test_the_command_finds_it_and_its_schema_is_the_published_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["tools", "show", "fetch_page"]) == 0
+def test_the_command_finds_it_and_its_schema_is_the_published_one(cli: Cli) -> None:
     limits = "allow no host (off), seconds 10.0, KiB 512, characters 8000, external True"
-    assert limits in capsys.readouterr().out.splitlines()
-    assert main(["tools", "list", "--json"]) == 0
-    assert "fetch_page" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert limits in cli("tools", "show", "fetch_page").splitlines()
+    assert "fetch_page" in {row["name"] for row in cli.json("tools", "list")}
     assert json.dumps(FetchTool().schema) == (
         '{"type": "function", "function": {"name": "fetch_page", "description": "Fetch a web page a'
         'nd return its text.", "parameters": {"type": "object", "properties": {"url": {"type": "str'
@@ -78,20 +68,17 @@ def test_the_command_finds_it_and_its_schema_is_the_published_one(
     )
 
 
-async def test_fetch_is_off_until_a_host_is_allowed(site: Site) -> None:
-    result = await fetch(FetchTool(), f"{site.url}/a")
-    assert result.error == "refused" and "is off" in result.text and site.seen == []
-
-
 @pytest.mark.parametrize(
     ("allow", "url", "words"),
     [
+        ([], "http://127.0.0.1/a", "is off"),
         (["example.org"], "http://example.org.evil.test/", "not on the list"),
         (["*.example.org"], "http://example.org/", "not on the list"),
         (["example.org"], "http://example.org@evil.test/", "user name"),
         (["example.org"], "ftp://example.org/", "not an http or https"),
         (["example.org"], "file:///etc/passwd", "not an http or https"),
         (["example.org"], "http://example.org:22/", "port 22"),
+        (["https://example.org/help/"], "https://example.org/", "not on the list"),
         (["https://example.org/help/"], "https://example.org/helpless", "not on the list"),
         (["https://example.org/help/"], "https://example.org/help/../admin", "not on the list"),
         (["https://example.org/help/"], "http://example.org/help/a", "not on the list"),
@@ -103,79 +90,71 @@ async def test_fetch_is_off_until_a_host_is_allowed(site: Site) -> None:
     ],
 )
 async def test_addresses_that_are_refused(allow: list[str], url: str, words: str) -> None:
-    result = await fetch(FetchTool(allow), url)
+    (result,) = await calls(FetchTool(allow), {"url": url})
     assert result.error == "refused" and words in result.text
 
 
-def test_addresses_that_fit() -> None:
-    tool = FetchTool(["Example.org", "*.python.org", "https://example.com/help/"])
-    for url in (
-        "http://EXAMPLE.org/x",
-        "https://docs.python.org/3/",
-        "https://example.com/help/a?b",
-    ):
-        assert tool.check(url).hostname
-    with pytest.raises(Refused):
-        tool.check("https://example.com/")
-    assert tool.check("https://example.com:443/help/a")
-    assert FetchTool(["https://example.com:443/help/"]).check("https://example.com/help/a")
-    public = {
-        "1.1.1.1": True,
-        "10.0.0.1": False,
-        "::1": False,
-        "fe80::1": False,
-        "2606:4700::1": True,
-        "64:ff9b::7f00:1": False,
-        "2002:7f00:1::": False,
-        "224.0.0.1": False,
-        "100.64.0.1": False,
-        "0.0.0.0": False,
-    }
-    assert {address: _public(address) for address in public} == public
+@pytest.mark.parametrize(
+    ("allow", "url"),
+    [
+        ("Example.org", "http://EXAMPLE.org/x"),
+        ("*.python.org", "https://docs.python.org/3/"),
+        ("https://example.com/help/", "https://example.com/help/a?b"),
+        ("https://example.com/help/", "https://example.com:443/help/a"),
+        ("https://example.com:443/help/", "https://example.com/help/a"),
+    ],
+)
+def test_addresses_that_fit(allow: str, url: str) -> None:
+    assert FetchTool([allow]).check(url).hostname
 
 
 async def test_redirects_are_checked_again(site: Site) -> None:
-    site.pages["/in"] = (302, {"Location": "/end"}, b"")
-    site.pages["/end"] = (200, {}, b"there")
-    site.pages["/out"] = (302, {"Location": f"http://localhost:{site.port}/end"}, b"")
-    site.pages["/round"] = (302, {"Location": "/round"}, b"")
-    assert (await fetch(fetcher(site), f"{site.url}/in")).text == "there"
+    site.pages |= {
+        "/in": (302, {"Location": "/end"}, b""),
+        "/end": (200, {}, b"there"),
+        "/out": (302, {"Location": f"http://localhost:{site.port}/end"}, b""),
+        "/round": (302, {"Location": "/round"}, b""),
+    }
+    assert (await fetch(site, "/in")).text == "there"
     for path, words in (
         ("/out", "localhost is not on the list"),
         ("/round", "more than 5"),
         ("/missing", "answered 404"),
     ):
-        result = await fetch(fetcher(site), site.url + path)
+        result = await fetch(site, path)
         assert result.error == "refused" and words in result.text
 
 
 async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
-    site.pages["/big"] = (200, {}, b"x" * 300_000)
-    site.pages["/endless"] = (200, {}, b"x")
-    site.pages["/image"] = (200, {"Content-Type": "image/png"}, b"x")
+    site.pages |= {
+        "/big": (200, {}, b"x" * 300_000),
+        "/endless": (200, {}, b"x"),
+        "/image": (200, {"Content-Type": "image/png"}, b"x"),
+    }
     for path, words in (("/big", "larger than 64 KiB"), ("/image", "image/png, not text")):
-        result = await fetch(fetcher(site, kilobytes=64), site.url + path)
+        result = await fetch(site, path, kilobytes=64)
         assert result.error == "refused" and words in result.text
-    late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/endless")
-    assert late.error == "timeout"
-    assert (await fetch(fetcher(site), "http://127.0.0.1:9/")).error == "exception"
+    assert (await fetch(site, "/endless", kilobytes=100_000, seconds=0.3)).error == "timeout"
+    assert (await fetch(site, "http://127.0.0.1:9/")).error == "exception"
     with pytest.raises(ConfigError):
         FetchTool(["a"], seconds=0)
 
 
 def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
     closed = (
+        "10.0.0.1", "::1", "fe80::1", "64:ff9b::7f00:1", "2002:7f00:1::", "224.0.0.1", "100.64.0.1", "0.0.0.0",
         "192.0.0.192", "168.63.129.16", "169.254.169.254", "100.100.100.200", "64:ff9b:1::7f00:1", "fec0::1",
         "::127.0.0.1", "::169.254.169.254", "::ffff:10.0.0.1", "2002:a9fe:a9fe::", "fd00:ec2::254",
         "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1", "192.88.99.1",
         "::ffff:0:169.254.169.254", "3fff::1", "5f00::1",
     )  # fmt: skip
     assert [address for address in closed if _public(address)] == []
-    assert all(map(_public, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))
+    assert all(map(_public, ("1.1.1.1", "2606:4700::1", "2606:4700::1111", "64:ff9b::101:101")))
 
 
-def write(folder: Path, schemas: Any, **more: Any) -> Path:
+def write(folder: Path, schemas: Any, **more: Any) -> None:
     node = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}}}
+    moved = {"operationId": "moved", "parameters": [{"name": "n", "in": "query"}]}
     document = {
         "openapi": "3.1.0",
         "servers": [{"url": "http://127.0.0.1:8000"}],
@@ -184,19 +163,10 @@ def write(folder: Path, schemas: Any, **more: Any) -> Path:
             "/node": {"put": {"operationId": "write", "requestBody": node}},
             "/moved": {"$ref": "#/components/pathItems/Moved"},
         },
-        "components": {
-            "schemas": schemas,
-            "pathItems": {
-                "Moved": {
-                    "get": {"operationId": "moved", "parameters": [{"name": "n", "in": "query"}]}
-                }
-            },
-        },
+        "components": {"schemas": schemas, "pathItems": {"Moved": {"get": moved}}},
         **more,
     }
-    path = folder / "api.json"
-    path.write_text(json.dumps(document))
-    return path
+    (folder / "api.json").write_text(json.dumps(document))
 
 
 def schema_of(fields: int, of: str = "Node") -> Any:
@@ -206,32 +176,37 @@ def schema_of(fields: int, of: str = "Node") -> Any:
     }
 
 
-def test_a_schema_that_names_itself_from_many_fields_is_refused(tmp_path: Path) -> None:
+def test_an_answer_is_not_read_and_a_reference_is_followed(tmp_path: Path) -> None:
     write(tmp_path, {"Node": schema_of(200)})
-    tools = openapi_tools("here", "api.json", tmp_path)  # what an operation answers is not read
+    tools = openapi_tools("here", "api.json", tmp_path)
     assert [tool.name for tool in tools] == ["list", "moved"]
     assert "n" in tools[1].schema["function"]["parameters"]["properties"]
-    with pytest.raises(
-        ConfigError, match=r"here: api.json: write has more than 20000 values .*\$refs"
-    ) as caught:
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [
+        {"Node": schema_of(200)},
+        {
+            "Node": schema_of(40, "S0"),
+            **{f"S{n}": schema_of(40, f"S{n + 1}") for n in range(5)},
+            "S5": {"type": "string"},
+        },
+    ],
+    ids=["names itself", "fans out"],
+)
+def test_a_schema_that_grows_too_large_is_refused(tmp_path: Path, schemas: Any) -> None:
+    write(tmp_path, schemas)
+    said = r"here: api.json: write has more than 20000 values .*\$refs"
+    with pytest.raises(ConfigError, match=said) as caught:
         openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
     assert "\n" not in caught.value.message
 
 
-def test_schemas_that_fan_out_without_a_circle_are_refused(tmp_path: Path) -> None:
-    chain = {f"S{n}": schema_of(40, f"S{n + 1}") for n in range(5)}
-    write(tmp_path, {"Node": schema_of(40, "S0"), **chain, "S5": {"type": "string"}})
-    with pytest.raises(ConfigError, match="more than 20000 values"):
-        openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
-
-
 def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"Node": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}},
-    )
+    write(tmp_path, {"Node": schema_of(1)})
     (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
-    assert 1 < json.dumps(tool.schema).count('"next"') <= DEEPEST
+    assert 1 < json.dumps(tool.schema).count('"f0"') <= DEEPEST
 
 
 @pytest.mark.parametrize(
@@ -299,31 +274,22 @@ SERVICE = {
 }
 
 
-def test_a_service_becomes_tools_that_call_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_service_becomes_tools_that_call_it(cli: Cli, tmp_path: Path) -> None:
     def answer(path: str, body: Any) -> Any:
         return body if body is not None else (404 if "missing" in path else 200, path)
 
     with served(answer) as address:
-        (tmp_path / "openapi.json").write_text(
-            json.dumps({**SERVICE, "servers": [{"url": address}]})
-        )
-        monkeypatch.chdir(tmp_path)
-        assert main(["init", "shop", "--from", "openapi.json"]) == 0
-        assert "not offered: drop, add" in capsys.readouterr().err
+        service = json.dumps({**SERVICE, "servers": [{"url": address}]})
+        (tmp_path / "openapi.json").write_text(service)
+        cli("init", "shop", "--from", "openapi.json", said="not offered: drop, add")
         spec = tmp_path / "shop" / "task.yaml"
         spec.write_text(spec.read_text().replace("[get_order]", "[get_order, add]"))
         get, add = load_pack(tmp_path / "shop").tools
         assert get.schema["function"]["parameters"]["properties"] == {"order": {"type": "string"}}
-
-        async def call(tool: Any, **arguments: Any) -> ToolResult:
-            result: ToolResult = await tool.call(ToolContext(), arguments)
-            return result
-
-        assert asyncio.run(call(get, order="a/../b?x=1")).text == '"/orders/a%2F..%2Fb%3Fx%3D1"'
-        assert asyncio.run(call(get, order="..")).error == "bad_arguments"
-        missing = asyncio.run(call(get, order="missing"))
+        odd, above, missing = await calls(
+            get, {"order": "a/../b?x=1"}, {"order": ".."}, {"order": "missing"}
+        )
+        assert odd.text == '"/orders/a%2F..%2Fb%3Fx%3D1"' and above.error == "bad_arguments"
         assert missing.error == "exception" and "status 404" in missing.text
-        assert asyncio.run(call(add, what="ink")).text == '{"what": "ink"}'
-        assert asyncio.run(call(add)).error == "bad_arguments"
+        ink, empty = await calls(add, {"what": "ink"}, {})
+        assert ink.text == '{"what": "ink"}' and empty.error == "bad_arguments"
