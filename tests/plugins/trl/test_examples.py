@@ -23,12 +23,9 @@ from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.tools.configured import load_tools
+from tests.helpers import trees
 from tests.helpers.packs import call, pack, play, row
 from tests.helpers.rewards import TASK, context, episode, value
-from tests.helpers.trees import episode as tree
-from tests.helpers.trees import fork
-
-IDS: list[Any] = []
 
 
 def longer(completion_ids: Any, **kwargs: Any) -> list[float]:
@@ -43,11 +40,9 @@ def characters(completions: Any, **kwargs: Any) -> list[float]:
 
 def formatted(completions: Any, **kwargs: Any) -> list[float]:
     """Example 2, for conversations."""
-    contents = [completion[0]["content"] for completion in completions]
-    return [
-        1.0 if re.match(r"^<think>.*?</think><answer>.*?</answer>$", text) else 0.0
-        for text in contents
-    ]
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    matches = [re.match(pattern, completion[0]["content"]) for completion in completions]
+    return [1.0 if match else 0.0 for match in matches]
 
 
 def referenced(completions: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
@@ -67,7 +62,6 @@ def of_task(prompts: Any, completions: Any, task: Any, **kwargs: Any) -> list[fl
 
 async def later(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
     """Example 5."""
-    await asyncio.sleep(0)
     return [1.0 if completion else 0.0 for completion in completions]
 
 
@@ -80,31 +74,25 @@ def of_state(trainer_state: Any, log_metric: Any, **kwargs: Any) -> list[float]:
     return [float(len(kwargs["completions"][0]))]
 
 
-def keep(**kwargs: Any) -> list[float]:
-    IDS.append(kwargs)
-    return [0.0]
-
-
 TEXT = {"prompt": "What is 2+2?", "ground_truth": "4", "task": "math"}
 CHAT = {**TEXT, "prompt": [{"role": "user", "content": "What is 2+2?"}]}
 ANSWER = r" The solution is \boxed{4}."
 THOUGHT = "<think>Two and two.</think><answer>4</answer>"
-CASES: list[tuple[Any, dict[str, Any], str]] = [
-    (longer, TEXT, ANSWER),
-    (characters, TEXT, ANSWER),
-    (formatted, CHAT, THOUGHT),
-    (referenced, TEXT, ANSWER),
-    (referenced, TEXT, r"\boxed{5}"),
-    (of_task, TEXT, ANSWER),
-    (of_task, {**TEXT, "task": "code"}, ANSWER),
-    (later, TEXT, ANSWER),
-    (later, CHAT, ANSWER),
-    (of_columns, TEXT, ANSWER),
-    (of_state, CHAT, ANSWER),
-    (characters, CHAT, ANSWER),
-]
 # What the documentation's functions give; the number of tokens is the tokenizer's.
-KNOWN = [None, 27.0, 1.0, 1.0, 0.0, 1.0, None, 1.0, 1.0, 5.0, 1.0, 1.0]
+CASES: list[tuple[Any, dict[str, Any], str, float | None]] = [
+    (longer, TEXT, ANSWER, len(ByteTokenizer().encode(ANSWER)) + 1.0),  # and the end of the turn
+    (characters, TEXT, ANSWER, 27.0),
+    (formatted, CHAT, THOUGHT, 1.0),
+    (referenced, TEXT, ANSWER, 1.0),
+    (referenced, TEXT, r"\boxed{5}", 0.0),
+    (of_task, TEXT, ANSWER, 1.0),
+    (of_task, {**TEXT, "task": "code"}, ANSWER, None),
+    (later, TEXT, ANSWER, 1.0),
+    (later, CHAT, ANSWER, 1.0),
+    (of_columns, TEXT, ANSWER, 5.0),
+    (of_state, CHAT, ANSWER, 1.0),
+    (characters, CHAT, ANSWER, 1.0),
+]
 
 
 def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float | None:
@@ -128,25 +116,26 @@ def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float |
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-    value = float(tensor[0, 0])
-    return None if math.isnan(value) else value
+    found = float(tensor[0, 0])
+    return None if math.isnan(found) else found
 
 
-async def test_the_documentations_examples_give_trls_rewards() -> None:
-    for (function, given, reply), known in zip(CASES, KNOWN, strict=True):
-        IDS.clear()
-        pack = Pack.of("p", [given], [Reward("keep", keep), Reward("r", function, primary=True)])
-        done = await play(pack, [reply])
-        found = {part.name: part.value for part in done.reward_parts}.get("r")
-        assert done.outcome is not Outcome.ENV_ERROR, done.error
-        assert found == known or function is longer, function.__name__
-        if function is longer:
-            assert found == len(ByteTokenizer().encode(reply)) + 1, (
-                "its tokens and the end of the turn"
-            )
-        if find_spec("trl") is not None:
-            theirs = await asyncio.to_thread(by_trl, function, given, IDS[0])
-            assert found == theirs, function.__name__
+@pytest.mark.parametrize(("function", "given", "reply", "known"), CASES)
+async def test_the_documentations_examples_give_trls_rewards(
+    function: Any, given: dict[str, Any], reply: str, known: float | None
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def keep(**kwargs: Any) -> list[float]:
+        seen.append(kwargs)
+        return [0.0]
+
+    pack = Pack.of("p", [given], [Reward("keep", keep), Reward("r", function, primary=True)])
+    done = await play(pack, [reply])
+    assert done.outcome is not Outcome.ENV_ERROR, done.error
+    assert {part.name: part.value for part in done.reward_parts}.get("r") == known
+    if find_spec("trl") is not None:
+        assert await asyncio.to_thread(by_trl, function, given, seen[0]) == known
 
 
 # --- grpo_agent.py ---------------------------------------------------------------------------------------------------
@@ -156,16 +145,11 @@ def query_reward(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
     """The evidence part of the script's reward: lists are hits, texts are not."""
     rewards = []
     for completion, wanted in zip(completions, answer, strict=False):
-        hits: list[Any] = []
-        queries = [
-            c["function"]["arguments"]["sql_command"]
-            for t in completion
-            for c in t.get("tool_calls") or ()
-        ]
-        for turn in completion:
-            if turn.get("role") == "tool" and isinstance(turn.get("content"), list):
-                hits.extend(turn["content"])
-        where = sum(" where " in query.lower() for query in queries) * 0.4
+        calls = [c for t in completion for c in t.get("tool_calls") or ()]
+        queries = [c["function"]["arguments"]["sql_command"].lower() for c in calls]
+        results = [t["content"] for t in completion if t.get("role") == "tool"]
+        hits = [hit for found in results if isinstance(found, list) for hit in found]
+        where = sum(" where " in query for query in queries) * 0.4
         rewards.append(where + (2.0 if bool(hits) == (wanted == "yes") else -1.5))
     return rewards
 
@@ -261,22 +245,16 @@ async def test_an_environment_owns_its_data_and_its_reward(tmp_path: Path) -> No
     assert len(pack.tasks("train")) == 64
     done = await play(pack, [call("guess", number=1), call("guess", number=2), "Two."])
     assert done.turns[0].messages[-1]["content"] == "Guess a number from 1 to 3."
-    assert {part.name: part.value for part in done.reward_parts} == {
-        "environment": 0.5,
-        "tool:guess": 0.5,
-    }
+    parts = {part.name: part.value for part in done.reward_parts}
+    assert parts == {"environment": 0.5, "tool:guess": 0.5}
 
 
 async def test_a_row_is_shown_the_tools_of_its_environment_alone(tmp_path: Path) -> None:
     spec = {"tools": [{"environment": {"guess": "task.py:Guess", "echo": "task.py:Echo"}}]}
     pack = project(tmp_path, spec, '{"environment": "echo"}\n{"environment": "guess"}\n')
-    schemas = [
-        tool.schema["function"] for task in pack.tasks("train") for tool in pack.tools_of(task)
-    ]
-    assert [list(schema["parameters"]["properties"]) for schema in schemas] == [
-        ["text"],
-        ["number"],
-    ]
+    schemas = [tool.schema for task in pack.tasks("train") for tool in pack.tools_of(task)]
+    names = [[*schema["function"]["parameters"]["properties"]] for schema in schemas]
+    assert names == [["text"], ["number"]]
     done = await play(pack, [call("guess", text="a"), "x"])
     assert done.turns[2].results[0].text == "a" and done.outcome is Outcome.UNGRADED
     (tmp_path / "data" / "train.jsonl").write_text('{"environment": "other"}\n')
@@ -330,10 +308,8 @@ async def test_trl_environments(tmp_path: Path) -> None:
     assert str(done.turns[0].messages[-1]["content"]) == "2 + 3?\n\nThe counter is at 3."
     assert [result.text for turn in done.turns for result in turn.results] == ["5", "now 5"]
     assert done.outcome is Outcome.SOLVED
-    assert {part.name: part.value for part in done.reward_parts} == {
-        "world": 1.0,
-        "tool:increment": 1.0,
-    }
+    parts = {part.name: part.value for part in done.reward_parts}
+    assert parts == {"world": 1.0, "tool:increment": 1.0}
     with pytest.raises(ConfigError, match="needs reset"):
         load_tools([{"environment": "pathlib:Path"}], tmp_path)
     assert made.module.CLOSED == [5]  # once, though two tools share it
@@ -341,34 +317,32 @@ async def test_trl_environments(tmp_path: Path) -> None:
 
 async def test_trls_reward_functions() -> None:
     def accuracy(completions: Any, solution: list[str], **kwargs: Any) -> list[float]:
-        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [
-            [1, 2, 3, 4, 5, 6]
-        ]
+        seen = {name: kwargs[name] for name in ("prompts", "completion_ids", "ground_truth")}
+        ids = [[1, 2, 3, 4, 5, 6]]
+        assert seen == {"prompts": [[*TASK.prompt]], "completion_ids": ids, "ground_truth": ["5"]}
         assert [message["role"] for message in completions[0]] == ["assistant", "tool", "assistant"]
-        assert kwargs["trainer_state"].global_step == 4 and kwargs["ground_truth"] == ["5"]
-        kwargs["log_metric"]("seen", 1)
+        kwargs["log_metric"]("step", kwargs["trainer_state"].global_step)
         return [float(solution[0] in completions[0][-1]["content"])]
 
     async def slow(completions: Any) -> list[float | None]:
-        await asyncio.sleep(0)
         return [None]
 
-    assert await value(accuracy) == (1.0, "seen 1")
+    assert await value(accuracy) == (1.0, "step 4")
     assert await score(episode(), [Reward("r", slow)], context()) == ()  # not applicable: no part
     with pytest.raises(EnvError, match="a list of one number"):
         await value(lambda completions: [1.0, 2.0])
 
 
 async def test_the_conversation_is_the_one_that_the_agent_ended_with() -> None:
-    one = tree(fork())
-    seen: dict[str, Any] = {}
+    seen: list[Any] = []
 
     def reward(prompts: Any, completions: Any, completion_ids: Any, **rest: Any) -> list[float]:
-        seen.update(prompts=prompts, completions=completions, ids=completion_ids)
+        seen.append([m["content"] for m in (*prompts[0], *completions[0])])
+        seen.append(completion_ids)
         return [1.0]
 
+    one = trees.episode(trees.fork())
     await adapt_reward(reward)(one, RewardContext(Task("t", "p", "f", "train", ()), ""))
     assert one.main.turns == (0, 1, 4, 5)
-    said = [m["content"] for m in (*seen["prompts"][0], *seen["completions"][0])]
-    assert said == ["turn 0", "turn 1", "turn 4", "turn 5"]
-    assert seen["ids"] == [[20, 21, 31, 32, 25]], "tool results included, as TRL has it"
+    # Tool results included, as TRL has it.
+    assert seen == [["turn 0", "turn 1", "turn 4", "turn 5"], [[20, 21, 31, 32, 25]]]
