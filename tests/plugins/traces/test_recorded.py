@@ -92,8 +92,7 @@ def test_spans_are_whole_conversations(cli: Cli, tmp_path: Path, source: str) ->
 
 
 async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    for number in range(12):
+    def row(number: int) -> dict[str, Any]:
         calls = [
             {"id": name, "function": {"name": name, "arguments": {"q": number}}} for name in "ab"
         ]
@@ -103,22 +102,26 @@ async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> 
             *({"role": "tool", "tool_call_id": id, "content": f"{id} {number}"} for id in "ba"),
             {"role": "assistant", "content": f"It is {number}."},
         ]
-        rows.append({"messages": said, "score": number / 100})
+        return {"messages": said, "score": number / 100}
+
+    rows = [row(number) for number in range(12)]
     write(tmp_path / "t.jsonl", rows)
     cli("init", "p", "--from", "traces:t.jsonl?score=0.02", said="2 traces only give answers")
     pack = load_pack(tmp_path / "p")
     assert sum(len(pack.tasks(split)) for split in pack.splits()) == 10
     assert [str(problem) for problem in await check_pack(pack, None)] == []
-    write(tmp_path / "t.jsonl", [{**row, "score": 0} for row in rows])
-    cli("init", "q", "--from", "traces:t.jsonl", code=2, said="The best score of 12 traces is 0")
-    write(tmp_path / "t.jsonl", [{**rows[0], "score": 1, "messages": rows[0]["messages"][:2]}])
-    cli("init", "q", "--from", "traces:t.jsonl", code=2, said="1 traces that are right have no")
-    cli("init", "q", "--from", "traces:t.jsonl?score=high", code=2, said="not a number")
+    cut = {"score": 1, "messages": rows[0]["messages"][:2]}
+    for given, query, said in (
+        ([{**one, "score": 0} for one in rows], "", "The best score of 12 traces is 0"),
+        ([cut], "", "1 traces that are right have no"),
+        ([cut], "?score=high", "not a number"),
+    ):
+        write(tmp_path / "t.jsonl", given)
+        cli("init", "q", "--from", f"traces:t.jsonl{query}", code=2, said=said)
 
 
 def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
-    rows = [{key: row[key] for key in ("messages",)} for row in traces(20)]
-    write(tmp_path / "t.jsonl", rows)
+    write(tmp_path / "t.jsonl", [{"messages": row["messages"]} for row in traces(20)])
     cli("init", "a", "--from", "traces:t.jsonl", code=2, said="20 of 20 traces have no score")
     cli("init", "a", "--from", "traces:t.jsonl?unscored=skip", code=2, said="no request")
     cli("init", "a", "--from", "traces:t.jsonl?unscored=right")
@@ -136,21 +139,17 @@ def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> 
 def imported(cli: Cli, tmp_path: Path) -> Cli:
     """A run of an import: one solved, one failed, one without a score."""
     call = {"id": "c", "function": {"name": "look", "arguments": {"q": 1}}}
+    asked = {"role": "assistant", "content": "", "reasoning_content": "Let me see."}
     said = [
         {"role": "user", "content": "What is it?"},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "Let me see.",
-            "tool_calls": [call],
-        },
+        {**asked, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "4"},
     ]
-    rows = []
-    for number, score in enumerate((1, 0, None)):
-        answer = {"role": "assistant", "content": f"It is {4 + number}."}
-        rows.append({"messages": [*said, answer]} | ({} if score is None else {"score": score}))
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [
+        {"messages": [*said, {"role": "assistant", "content": f"It is {number}."}], **score}
+        for number, score in ((4, {"score": 1}), (5, {"score": 0}), (6, dict[str, int]()))
+    ]
+    write(tmp_path / "rows.jsonl", rows)
     cli("import", "otlp", "rows.jsonl", "--db", "a.db")
     cli.always = ("--db", "a.db")
     return cli
