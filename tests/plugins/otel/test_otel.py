@@ -2,13 +2,12 @@
 
 import importlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from agentrl_cli.commands import main
@@ -16,48 +15,31 @@ from agentrl_cli.plugins.otel.spans import ADDRESSES, send, tracer
 from agentrl_cli.types import Episode, StopReason, ToolCall, ToolResult, Turn
 from tests.helpers.cli import Cli
 from tests.helpers.train import serving
+from tests.helpers.web import Site, serve_pages
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Yield the address of an OTLP server, and what it gets, as the JSON of OTLP."""
-    MessageToDict = importlib.import_module("google.protobuf.json_format").MessageToDict
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    got: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                import gzip
-
-                body = gzip.decompress(body)
-            got.append(MessageToDict(ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", got
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def collector() -> Iterator[tuple[str, Site]]:
+    """Yield the address of an OTLP server, and what it gets."""
+    with serve_pages() as site:
+        site.pages["/v1/traces"] = (200, {}, b"")
+        yield site.url, site
 
 
-def spans_of(got: list[Any]) -> list[dict[str, Any]]:
+def exports(site: Site) -> list[Any]:
+    """The requests as the JSON of OTLP."""
+    assert {path for _, path, _ in site.seen} <= {"/v1/traces"}
+    read = importlib.import_module("google.protobuf.json_format").MessageToDict
+    kind = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    return [read(kind.ExportTraceServiceRequest.FromString(body)) for *_, body in site.seen]
+
+
+def spans_of(site: Site) -> list[dict[str, Any]]:
     return [
         span | {"is": {one["key"]: next(iter(one["value"].values())) for one in span["attributes"]}}
-        for export in got
+        for export in exports(site)
         for resource in export["resourceSpans"]
         for scope in resource["scopeSpans"]
         for span in scope["spans"]
@@ -90,6 +72,12 @@ ROLLOUT = ("rollout", "-n", "12", "-g", "1")
 CONTENT = ("--otel", "--set", "telemetry.content=true")
 
 
+def said(row: dict[str, Any]) -> list[Any]:
+    texts = [(m["role"], m["content"]) for turn in row["turns"] for m in turn["messages"]]
+    calls = [(c["name"], c["arguments"]) for turn in row["turns"] for c in turn["calls"]]
+    return [texts, calls, row["reward"]]
+
+
 def test_spans_of_a_rollout_come_back_as_its_episodes(
     project: Path, agentrl: Callable[..., None], cli: Cli, tmp_path: Path
 ) -> None:
@@ -102,20 +90,14 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
     for span in spans:
         assert span["spanId"] in roots or span["parentSpanId"] in roots
         assert int(span["endTimeUnixNano"]) >= int(span["startTimeUnixNano"]) > 1e18
-    chat = next(span for span in spans if span["is"]["gen_ai.operation.name"] == "chat")
-    assert int(chat["is"]["gen_ai.usage.output_tokens"]) > 0
-    (tmp_path / "got.jsonl").write_text("\n".join(map(json.dumps, got)))
+    used = [span["is"].get("gen_ai.usage.output_tokens", "0") for span in spans]
+    assert [int(one) > 0 for one in used] == [kind == "chat" for kind in kinds]
+    (tmp_path / "got.jsonl").write_text("\n".join(map(json.dumps, exports(got))))
     ids = cli.json("import", "otlp", "got.jsonl", "--db", "in.db")["episodes"]
-    theirs = [cli.json("show", one, "--db", "in.db") for one in ids]
+    theirs = [said(cli.json("show", one, "--db", "in.db")) for one in ids]
     names = [span["is"]["gen_ai.conversation.id"] for span in roots.values()]
-    ours = [cli.json("show", one, "--project", str(project)) for one in names]
-
-    def said(row: dict[str, Any]) -> list[Any]:
-        texts = [(m["role"], m["content"]) for turn in row["turns"] for m in turn["messages"]]
-        calls = [(c["name"], c["arguments"]) for turn in row["turns"] for c in turn["calls"]]
-        return [texts, calls, row["reward"]]
-
-    assert sorted(map(said, theirs), key=str) == sorted(map(said, ours), key=str)
+    ours = [said(cli.json("show", one, "--project", str(project))) for one in names]
+    assert sorted(theirs, key=str) == sorted(ours, key=str)
 
 
 def test_attributes_are_those_of_the_conventions_and_hold_no_secret() -> None:
@@ -132,23 +114,19 @@ def test_attributes_are_those_of_the_conventions_and_hold_no_secret() -> None:
         Turn(2, "tool", ({"role": "tool", "content": key},), 2, 3, started=1e9,
              results=(ToolResult(key, error=f"refused {key} here"),)),
     )  # fmt: skip
-    episode = Episode(
-        "e" * 14, "t", turns=turns, started=1e9, ended=2e9, error=f"no {key} is known"
-    )
-    kept = InMemorySpanExporter()
-    provider = TracerProvider()
+    fault = f"no {key} is known"
+    episode = Episode("e" * 14, "t", turns=turns, started=1e9, ended=2e9, error=fault)
+    kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     send(provider.get_tracer("test"), episode, content=True)
-    chat, tool, root = kept.get_finished_spans()
-    assert key not in "".join(span.to_json() for span in (chat, tool, root))
-    for span in (chat, root):
-        assert span.attributes is not None and span.attributes["gen_ai.provider.name"] == "agentrl"
-    for span in (tool, root):
-        assert span.attributes is not None and "masked" in str(span.attributes["error.type"])
-    assert chat.attributes is not None
-    assert chat.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    [said] = json.loads(str(chat.attributes["gen_ai.output.messages"]))
-    assert {"role", "parts", "finish_reason"} <= said.keys()
+    spans = kept.get_finished_spans()
+    assert key not in "".join(span.to_json() for span in spans)
+    chat, tool, root = (dict(span.attributes or {}) for span in spans)
+    assert chat["gen_ai.provider.name"] == root["gen_ai.provider.name"] == "agentrl"
+    assert all("masked" in str(one["error.type"]) for one in (tool, root))
+    assert chat["gen_ai.response.finish_reasons"] == ("stop",)
+    [answer] = json.loads(str(chat["gen_ai.output.messages"]))
+    assert {"role", "parts", "finish_reason"} <= answer.keys()
 
 
 def test_nothing_is_sent_unasked(
@@ -156,9 +134,9 @@ def test_nothing_is_sent_unasked(
 ) -> None:
     with collector() as (address, got):
         agentrl(address, *ROLLOUT)
-        assert not got
+        assert not got.seen
         agentrl(address, *ROLLOUT, "--set", "telemetry.spans=true")
-    texts = json.dumps(got)
+    texts = json.dumps(exports(got))
     assert "gen_ai.usage" in texts and "messages" not in texts and "arguments" not in texts
     monkeypatch.delenv(ADDRESSES[0])
     cli.folder = project
@@ -168,19 +146,18 @@ def test_nothing_is_sent_unasked(
 def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]) -> None:
     small = ["train.steps=2", "rollout.group_size=2", "rollout.prompts_per_step=1"]
     small.append("train.eval={every: 2, tasks: 1, samples: 1}")
-    sets = [word for one in small for word in ("--set", one)]
     with collector() as (address, got):
-        agentrl(address, "train", "--otel", *sets)
+        agentrl(address, "train", "--otel", *(word for one in small for word in ("--set", one)))
     spans = spans_of(got)
-    run = next(span for span in spans if span["name"].startswith("train "))
-    steps = [span for span in spans if span["name"] == "train_step"]
-    assert [int(span["is"]["agentrl.step"]) for span in steps] == [1, 2]
-    evaluations = [span for span in spans if span["name"] == "evaluate"]
-    assert [int(span["is"]["agentrl.step"]) for span in evaluations] == [0, 2]
-    assert all("agentrl.solved" in span["is"] for span in evaluations)
-    for span in [*steps, evaluations[1]]:
+    (run,) = (span for span in spans if span["name"].startswith("train "))
+    inner = [span for span in spans if span["name"] in ("train_step", "evaluate")]
+    inner.sort(key=lambda span: (span["name"], int(span["is"]["agentrl.step"])))
+    found = [(span["name"], int(span["is"]["agentrl.step"])) for span in inner]
+    assert found == [("evaluate", 0), ("evaluate", 2), ("train_step", 1), ("train_step", 2)]
+    assert all("agentrl.solved" in span["is"] for span in inner[:2])
+    assert all("agentrl.reward" in span["is"] for span in inner[2:])
+    for span in inner[1:]:  # the base is evaluated before the training
         assert span["parentSpanId"] == run["spanId"]
-        assert span["name"] == "evaluate" or "agentrl.reward" in span["is"]
         times = [int(one[name]) for one, name in ((run, "startTimeUnixNano"), (span, "startTimeUnixNano"),
                                                   (span, "endTimeUnixNano"), (run, "endTimeUnixNano"))]  # fmt: skip
         assert times == sorted(times)
@@ -188,13 +165,11 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
 
 
 def test_a_served_session_is_a_span(project: Path) -> None:
-    import httpx2
-
-    said = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
-    words = ["serve", "--record", "--otel", "--model", "scripted", "--alias", "*", "--port", "0"]
+    asked = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
+    words = "serve --record --otel --model scripted --alias * --port 0".split()
     with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
-        answer = httpx2.post(place, json=said, timeout=None)
+        answer = httpx2.post(place, json=asked, timeout=None)
         assert answer.status_code == 200, answer.text
     names = [span["is"].get("gen_ai.operation.name") for span in spans_of(got)]
     assert sorted(names) == ["chat", "invoke_agent"]
@@ -202,23 +177,12 @@ def test_a_served_session_is_a_span(project: Path) -> None:
 
 @pytest.mark.parametrize("content", ["true", "false"])
 def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
-    import httpx2
-
-    key, at = "sk-" + "a1" * 20, "calculator"
+    key, call = "sk-" + "a1" * 20, {"trajectory": content, "name": "calculator"}
     calls = [
-        {"trajectory": content, "key": str(n), "name": at, "arguments": {"expression": text}}
+        {**call, "key": str(n), "arguments": {"expression": text}}
         for n, text in enumerate(("2+3", key))
     ]
-    words = [
-        "tools",
-        "serve",
-        "--otel",
-        "--set",
-        f"telemetry.content={content}",
-        "--no-auth",
-        "--port",
-        "0",
-    ]
+    words = f"tools serve --otel --set telemetry.content={content} --no-auth --port 0".split()
     with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         httpx2.post(f"{url}/v1/open", json={"trajectory": content}, timeout=None)
         for _ in range(2):  # a retry runs nothing
@@ -227,7 +191,7 @@ def test_calls_of_a_tool_server_are_spans(project: Path, content: str) -> None:
     right, wrong = sorted(spans_of(got), key=lambda span: span["is"]["gen_ai.tool.call.id"])
     assert right["name"] == wrong["name"] == "execute_tool calculator"
     assert right["is"]["gen_ai.conversation.id"] == content and "error.type" not in right["is"]
-    assert wrong["is"]["error.type"] and key not in json.dumps(got)
+    assert wrong["is"]["error.type"] and key not in json.dumps(exports(got))
     assert right["is"].get("gen_ai.tool.call.result") == ("5" if content == "true" else None)
 
 
@@ -243,9 +207,8 @@ def test_the_receiver_takes_what_the_sdk_sends(
     with serving(tmp_path, "import", "otlp", "--listen", "0", "--db", db) as url:
         agentrl(url, *ROLLOUT, *CONTENT)
     cli.folder = project
-    ours = cli.json("ls", "--run", "last", "--limit", "99")
-    theirs = cli.json("ls", "--db", db, "--limit", "99")
-    assert len(theirs) == 12
-    assert sorted(str(row["reward"]) for row in theirs) == sorted(
-        str(row["reward"]) for row in ours
+    ours, theirs = (
+        sorted(str(row["reward"]) for row in cli.json("ls", *where, "--limit", "99"))
+        for where in (("--run", "last"), ("--db", db))
     )
+    assert len(theirs) == 12 and theirs == ours
