@@ -186,6 +186,10 @@ import agentlightning.algorithm.apo, agentlightning.utils.otel
 assert agentlightning.algorithm.apo.APO is APO and callable(agentlightning.utils.otel.make_link_attributes)
 assert agentlightning is agl and agl.VERL is VERL and theirs is LlmProxyTraceToTriplet
 assert 'torch' not in sys.modules
+import agentrl_cli.lightning as old  # the name before 0.1
+from agentrl_cli.lightning.store import InMemoryLightningStore as store
+from agentrl_cli.lightning.tracer.agentops import AgentOpsTracer as tracer
+assert old.Trainer is agl.Trainer and store is InMemoryLightningStore and tracer is AgentOpsTracer
 sys.modules['agentlightning'] = sys
 try: agl.alias.claim()
 except ImportError as error: print(error)
@@ -201,6 +205,7 @@ def test_submodules_lie_behind_the_one_changed_import_and_the_alias_hides_no_pac
         [sys.executable, "-c", SUBMODULES], check=False, capture_output=True, text=True, cwd=ROOT
     )
     assert done.stdout.startswith("The real agentlightning was imported before"), done.stderr
+    assert "agentrl_cli.lightning is now agentrl_cli.plugins.lightning" in done.stderr
     listed = (ROOT / "docs" / "lightning.md").read_text(encoding="utf-8")
     for name in (
         "get_tracer_provider",
@@ -212,25 +217,6 @@ def test_submodules_lie_behind_the_one_changed_import_and_the_alias_hides_no_pac
         assert f"`{name}`" in listed
         with pytest.raises(ImportError):
             importlib.import_module(f"agentrl_cli.plugins.lightning.{name}")
-
-
-def test_the_package_and_its_modules_under_the_name_before_0_1(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in [one for one in sys.modules if f"{one}.".startswith("agentrl_cli.lightning.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.warns(
-        FutureWarning, match="agentrl_cli.lightning is now agentrl_cli.plugins.lightning"
-    ):
-        import agentrl_cli.lightning as old  # type: ignore[import-untyped]
-    from agentrl_cli.lightning.store import InMemoryLightningStore  # type: ignore[import-untyped]
-    from agentrl_cli.lightning.tracer.agentops import (  # type: ignore[import-untyped]
-        AgentOpsTracer,
-    )
-
-    assert old.Trainer is agl.Trainer and old.rollout is agl.rollout
-    assert AgentOpsTracer is agl.AgentOpsTracer
-    assert InMemoryLightningStore is agl.InMemoryLightningStore
 
 
 class Slow(agl.InMemoryLightningStore):
