@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,11 @@ from tests.plugins.ray.links import Play, ScriptedLink, copy_of
 TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
 
 
-async def an_episode() -> Episode:
+@pytest.fixture
+async def whole() -> Episode:
     """A real episode of the scripted policy, with a tool turn added by hand where only the codec looks at it."""
-    policy = ScriptedPolicy(["Hello."], CHAT.tokenizer)
-    generation = await policy.generate(
-        "k", CHAT.tokenizer.encode("Go."), Config().rollout.sampling()
-    )
-    prompt = Tokens.from_ids(CHAT.tokenizer.encode("Go."), [Origin.USER] * 3)
-    said = Tokens.from_generation(generation)
+    policy, asked = ScriptedPolicy(["Hello."], CHAT.tokenizer), CHAT.tokenizer.encode("Go.")
+    said = Tokens.from_generation(await policy.generate("k", asked, Config().rollout.sampling()))
     call = ToolCall("c1", "add", {"a": 1, "b": [None, "\ud800"]}, "raw")
     result = ToolResult(
         "3", metrics={"n": float("inf")}, images=(b"png",), seconds=0.5, level="ns", done=True
@@ -90,54 +88,66 @@ async def an_episode() -> Episode:
              stop_reason=StopReason.STOP, weights_version="v", started=1.5, seconds=0.25),
         Turn(2, "tool", (), 3 + len(said), 3 + len(said), results=(result,), reward=0.5, parent=1),
     )  # fmt: skip
-    parts = (RewardPart("r", 1.0, primary=True, detail="ok"),)
-    tokens = Tokens.concat([prompt, said, Tokens.empty()])
     return Episode(
         "e",
         "t",
         "p",
         turns=turns,
-        tokens=tokens,
-        reward_parts=parts,
+        tokens=Tokens.concat([Tokens.from_ids(asked, [Origin.USER] * 3), said, Tokens.empty()]),
+        reward_parts=(RewardPart("r", 1.0, primary=True, detail="ok"),),
         outcome=Outcome.SOLVED,
         flags=("X",),
     )
 
 
-def pool_of(plays: list[Play], store: Store, kind: type[WorkerPool] = WorkerPool) -> WorkerPool:
-    config = Config.model_validate(
-        {"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}}
-    )
+@pytest.fixture
+def play(whole: Episode) -> Play:
+    return copy_of(whole)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s.db") as opened:
+        yield opened
+
+
+def pool_of(
+    plays: list[Play],
+    store: Store,
+    kind: type[WorkerPool] = WorkerPool,
+    link: type[ScriptedLink] = ScriptedLink,
+    recorder: StoreRecorder | None = None,
+) -> WorkerPool:
+    given = {"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}}
+    config = Config.model_validate(given)
     setup = Setup(config, Path(), "scripted", False)
-    recorder, discard = StoreRecorder(store), store.episodes.discard
+    recorded = (recorder or StoreRecorder(store), store.episodes.discard)
     workers = [
-        RemoteWorker(n, lambda play=play: ScriptedLink(play), setup, recorder, discard)  # type: ignore[misc]
+        RemoteWorker(n, lambda play=play: link(play), setup, *recorded)  # type: ignore[misc]
         for n, play in enumerate(plays)
     ]
     return kind(workers, config, store)
 
 
-async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
-    """The episodes of jobs, in their order, by a pool that is closed afterwards."""
-    context = Rollout(ScriptedPolicy([], CHAT.tokenizer), CHAT, {}, Config(), store=store).context
+async def run(pool: WorkerPool, *seeds: int) -> list[Episode]:
+    """The episodes of jobs with these seeds, by a pool that is closed afterwards."""
+    assert pool.store is not None
+    policy = ScriptedPolicy([], CHAT.tokenizer)
+    context = Rollout(policy, CHAT, {}, Config(), store=pool.store).context
     await pool.open("v0")
     try:
-        return [
-            one.episode
-            for one in await asyncio.gather(*(pool.attempt(job, context) for job in jobs))
-        ]
+        jobs = [pool.attempt(Job(TASK, seed), context) for seed in seeds]
+        return [one.episode for one in await asyncio.gather(*jobs)]
     finally:
         await pool.close()
-        store.flush()
+        pool.store.flush()
 
 
 @pytest.mark.parametrize("failed_before_its_prompt", [False, True])
-async def test_an_episode_arrives_as_the_store_would_return_it(
-    failed_before_its_prompt: bool,
+def test_an_episode_arrives_as_the_store_would_return_it(
+    failed_before_its_prompt: bool, whole: Episode
 ) -> None:
-    episode = await an_episode()
-    if failed_before_its_prompt:
-        episode = episode.with_(turns=(), tokens=Tokens.empty())
+    episode = whole.with_(turns=(), tokens=Tokens.empty()) if failed_before_its_prompt else whole
     sent: list[Message] = []
     relay, delivery = Relay(1, sent.append), Delivery(None)
     relay.start(episode, "train", "")
@@ -152,15 +162,18 @@ async def test_an_episode_arrives_as_the_store_would_return_it(
         assert found.tobytes() == wanted.tobytes() and found.dtype == wanted.dtype, name
 
 
-async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:
-    whole = await an_episode()
-    play = copy_of(whole)
-    deaths = iter(["lost0", "lost1"])
-    seen: list[list[str]] = []
+def stored(store: Store) -> list[str]:
+    return [row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")]
+
+
+async def test_a_lost_job_is_given_again_and_counted_once(
+    store: Store, whole: Episode, play: Play
+) -> None:
+    deaths, seen = iter(["lost0", "lost1"]), list[list[str]]()
 
     def dies_twice(job: Job, relay: Relay) -> Episode | None:
         if (name := next(deaths, "")) == "":
-            seen.append([row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")])
+            seen.append(stored(store))
             return play(job, relay)
         relay.start(Episode(name, "t", started=1.0), "train", "")
         relay.turn(name, whole.turns[0], whole.tokens.slice(0, whole.turns[0].end))
@@ -170,24 +183,20 @@ async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> Non
         def turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
             super().turn(episode_id, turn, tokens)
             store.flush()  # it is in the file before the worker is lost
-            seen.append([row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")])
+            seen.append(stored(store))
 
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([dies_twice], store)
-        pool.workers[0].recorder = Recorded(store)
-        (found,) = await run(store, pool, [Job(TASK, 7)])
-        (row,) = store.episodes.rows(store.episodes.ids())
-        assert store.select("SELECT DISTINCT episode_id FROM turns") == [(found.id,)]
+    (found,) = await run(pool_of([dies_twice], store, recorder=Recorded(store)), 7)
+    (row,) = store.episodes.rows(store.episodes.ids())
     assert (row.id, row.seed, row.outcome) == (found.id, 7, Outcome.SOLVED)
+    assert stored(store) == [found.id]
     assert seen[:3] == [["lost0"], ["lost1"], []], "each lost attempt is deleted before the next"
 
 
 @pytest.mark.parametrize("written", [False, True])
 async def test_an_episode_whose_answer_was_lost_is_not_kept_beside_its_second_try(
-    tmp_path: Path, written: bool
+    store: Store, play: Play, written: bool
 ) -> None:
     """The worker dies between the end of an episode, which is recorded, and the answer to its job."""
-    play = copy_of(await an_episode())
     deaths = iter([True])
 
     class Recorded(StoreRecorder):
@@ -200,34 +209,22 @@ async def test_an_episode_whose_answer_was_lost_is_not_kept_beside_its_second_tr
         ended = play(job, relay)
         return None if next(deaths, False) else ended
 
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([dies_at_the_end], store)
-        pool.workers[0].recorder = Recorded(store)
-        (found,) = await run(store, pool, [Job(TASK, 7)])
-        assert [row.id for row in store.episodes.rows(store.episodes.ids())] == [found.id]
-        assert store.select("SELECT DISTINCT episode_id FROM turns") == [(found.id,)]
+    (found,) = await run(pool_of([dies_at_the_end], store, recorder=Recorded(store)), 7)
+    rows = store.episodes.rows(store.episodes.ids())
+    assert [row.id for row in rows] == stored(store) == [found.id]
 
 
 async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(
-    tmp_path: Path,
+    store: Store, play: Play
 ) -> None:
-    play = copy_of(await an_episode())
-
     def poisoned(job: Job, relay: Relay) -> Episode | None:
         return None if job.seed == 3 else play(job, relay)
 
-    with Store.open(tmp_path / "s.db") as store:
-        found = await run(
-            store, pool_of([poisoned, poisoned], store), [Job(TASK, seed) for seed in range(6)]
-        )
-        assert len(store.episodes.ids()) == 6
+    found = await run(pool_of([poisoned, poisoned], store), *range(6))
     bad = found.pop(3)
-    assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith(
-        "The worker was lost 3 times. Worker "
-    )
-    assert {episode.outcome for episode in found} == {Outcome.SOLVED}, (
-        "jobs beside it are not blamed"
-    )
+    assert len(store.episodes.ids()) == 6 and bad.outcome is Outcome.ENV_ERROR
+    assert bad.error.startswith("The worker was lost 3 times. Worker ")
+    assert [episode.outcome for episode in found] == [Outcome.SOLVED] * 5
 
 
 class Shared(ScriptedLink):
@@ -263,25 +260,21 @@ class Shared(ScriptedLink):
             self._play(number, arguments[0])
 
 
-async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path) -> None:
+async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(store: Store, play: Play) -> None:
     Shared.deaths, Shared.twice = [], asyncio.Event()
-    with Store.open(tmp_path / "s.db") as store:
 
-        class Late(WorkerPool):
-            async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
-                if job.seed == 3:
-                    await Shared.twice.wait()
-                return await super().attempt(job, context)
+    class Late(WorkerPool):
+        async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
+            if job.seed == 3:
+                await Shared.twice.wait()
+            return await super().attempt(job, context)
 
-        play = copy_of(await an_episode())
-        pool = pool_of([play], store, Late)
-        pool.workers[0].make_link = lambda: Shared(play)
-        first, *others = await run(store, pool, [Job(TASK, seed) for seed in range(4)])
+    first, *others = await run(pool_of([play], store, Late, Shared), *range(4))
     assert [episode.outcome for episode in others] == [Outcome.SOLVED] * 3
     assert first.outcome is Outcome.ENV_ERROR and Shared.deaths == [3, 3, 1]
 
 
-async def test_what_an_ending_worker_cancels_is_given_again(tmp_path: Path) -> None:
+async def test_what_an_ending_worker_cancels_is_given_again(store: Store, play: Play) -> None:
     """As after a fault of its GPU: the episodes beside the failed one are cancelled there."""
     ends = iter([True])
 
@@ -292,30 +285,27 @@ async def test_what_an_ending_worker_cancels_is_given_again(tmp_path: Path) -> N
             self._emit((number, "failed", asyncio.CancelledError()))
             return self._die()
 
-    play = copy_of(await an_episode())
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([play], store)
-        pool.workers[0].make_link = lambda: Ending(play)
-        (found,) = await run(store, pool, [Job(TASK, 0)])
+    (found,) = await run(pool_of([play], store, link=Ending), 0)
     assert found.outcome is Outcome.SOLVED
 
 
-async def test_a_last_try_that_is_cancelled_leaves_its_worker_to_others(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([copy_of(await an_episode())], store)
-        await pool.open("v0")
-        try:
-            (worker,) = pool.workers
-            worker.jobs.append(Job(TASK, 1))  # which it waits for
-            waiting = asyncio.create_task(pool._idle_worker(Job(TASK, 0)))
-            while not pool._reserved:
-                await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait({waiting})
-            worker.jobs.clear()
-            assert await pool._free_worker(Job(TASK, 2)) is worker
-        finally:
-            await pool.close()
+async def test_a_last_try_that_is_cancelled_leaves_its_worker_to_others(
+    store: Store, play: Play
+) -> None:
+    pool = pool_of([play], store)
+    await pool.open("v0")
+    try:
+        (worker,) = pool.workers
+        worker.jobs.append(Job(TASK, 1))  # which it waits for
+        waiting = asyncio.create_task(pool._idle_worker(Job(TASK, 0)))
+        while not pool._reserved:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        worker.jobs.clear()
+        assert await pool._free_worker(Job(TASK, 2)) is worker
+    finally:
+        await pool.close()
 
 
 class Slow(ScriptedLink):
@@ -332,120 +322,106 @@ class Slow(ScriptedLink):
 
 
 async def test_a_worker_that_is_lost_while_the_run_starts_is_started_once_more(
-    tmp_path: Path,
+    store: Store, play: Play
 ) -> None:
-    play = copy_of(await an_episode())
-    deaths = iter([True])
+    deaths = iter([True, False, True, True])
 
     class Dying(ScriptedLink):
         async def send(self, call: Call) -> None:
-            if call[1] == "load" and next(deaths, False):
+            if call[1] == "load" and next(deaths):
                 self._die()
             await super().send(call)
 
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([play], store)
-        pool.workers[0].make_link = lambda: Dying(play)
-        (found,) = await run(store, pool, [Job(TASK, 7)])
-        deaths = iter([True, True])
-        with pytest.raises(WorkerLost, match="it died"):
-            await run(store, pool, [Job(TASK, 8)])
+    (found,) = await run(pool_of([play], store, link=Dying), 7)
     assert found.outcome is Outcome.SOLVED
+    with pytest.raises(WorkerLost, match="it died"):
+        await run(pool_of([play], store, link=Dying), 8)
+
+
+class Refusing(ScriptedPolicy):
+    """A policy on servers that refuse the second version."""
+
+    def last_published(self) -> None:
+        """Nothing."""
+
+    async def hold(self) -> None:
+        """Nothing is running."""
+
+    async def adopt(self, version: str, published: object) -> None:
+        """Nothing is asked of it."""
+
+    async def publish(self, version: str) -> None:
+        if version == "v2":
+            raise PolicyError("the server refused")
 
 
 async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(
-    tmp_path: Path,
+    store: Store, play: Play
 ) -> None:
-    class Refusing(ScriptedPolicy):
-        """A policy on servers that refuse the second version."""
-
-        def last_published(self) -> None:
-            return None
-
-        async def hold(self) -> None:
-            return None
-
-        async def adopt(self, version: str, published: object) -> None:
-            return None
-
-        async def publish(self, version: str) -> None:
-            if version == "v2":
-                raise PolicyError("the server refused")
-
     policy: Any = Refusing([], CHAT.tokenizer)
-
-    with Store.open(tmp_path / "s.db") as store:
-        pool = pool_of([copy_of(await an_episode())], store)
-        await pool.open("v0")
-        Slow.go, Slow.sent = asyncio.Event(), []
-        late = RemoteWorker(1, lambda: Slow(copy_of(Episode("e", "t", "p"))), pool.workers[0].setup)
-        pool.workers = [*pool.workers, late]
-        admitted = asyncio.ensure_future(pool._admit(late))
-        await soon(lambda: bool(Slow.sent))
-        await pool.publish("v1", policy, None)
-        assert not late.ready
-        Slow.go.set()
-        await admitted
-        with pytest.raises(PolicyError, match="refused"):
-            await pool.publish("v2", policy, None)
-        loads = [(method, *arguments[:1]) for _, method, arguments in Slow.sent[1:]]
-        assert loads == [("load", "v0"), ("load", "v1"), ("hold",), ("load", "v1")]
-        await pool.close()
+    Slow.go, Slow.sent = asyncio.Event(), []
+    pool = pool_of([play], store)
+    await pool.open("v0")
+    late = RemoteWorker(1, lambda: Slow(play), pool.workers[0].setup)
+    pool.workers = [*pool.workers, late]
+    admitted = asyncio.ensure_future(pool._admit(late))
+    await soon(lambda: bool(Slow.sent))
+    await pool.publish("v1", policy, None)
+    assert not late.ready
+    Slow.go.set()
+    await admitted
+    with pytest.raises(PolicyError, match="refused"):
+        await pool.publish("v2", policy, None)
+    loads = [(method, *arguments[:1]) for _, method, arguments in Slow.sent[1:]]
+    assert loads == [("load", "v0"), ("load", "v1"), ("hold",), ("load", "v1")]
+    await pool.close()
 
 
 def test_an_interpreter_with_a_blank_in_its_path_is_quoted() -> None:
-    assert name_interpreter("/a b/python") == {"py_executable": "'/a b/python'"}
-    assert name_interpreter("/a/python") == {}
+    found = [name_interpreter(path) for path in ("/a b/python", "/a/python")]
+    assert found == [{"py_executable": "'/a b/python'"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "No Ray cluster answers at 127.0.0.1:1: Connection refused"),
+        ("somewhere", "not host:port"),
+        ("silent", r"No Ray cluster answers at 127.0.0.1:\d+: timed out"),
+    ],
+)
+def test_a_cluster_that_does_not_answer(address: str, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = address.replace("silent", f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises((ConfigError, EnvironmentProblem), match=said):
+            require_answer(address, "", within=0.1)
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"No kind of worker named 'procesess'\. Did you mean"):
         Config.model_validate({"cluster": {"kind": "procesess"}})
-    with pytest.raises(
-        EnvironmentProblem, match=r"No Ray cluster answers at 127.0.0.1:1: Connection refused"
-    ):
-        require_answer("127.0.0.1:1", "")
-    with pytest.raises(ConfigError, match="not host:port"):
-        require_answer("somewhere", "")
-    with pytest.raises(
-        ConfigError, match=r"task\.packs names a/\.\./\.\./other, outside the project folder"
-    ):
-        require_inside(Config.model_validate({"task": {"packs": ["calc-task", "a/../../other"]}}))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(
-            EnvironmentProblem, match=f"No Ray cluster answers at {address}: timed out"
-        ):
-            require_answer(address, "", within=0.1)
-    each, nodes = (
-        resources_of(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})),
-        [{"CPU": 3.0, "GPU": 2.0}] * 4,
-    )
+    given: dict[str, Any] = {"packs": ["calc-task", "a/../../other"]}
+    outside = r"task\.packs names a/\.\./\.\./other, outside the project folder"
+    with pytest.raises(ConfigError, match=outside):
+        require_inside(Config.model_validate({"task": given}))
+    each = resources_of(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2}))
+    nodes = [{"CPU": 3.0, "GPU": 2.0}] * 4
     require_room(4, each, nodes)
-    text = (
-        r"5 workers with 2 CPU and 0\.5 GPU each do not fit .*; its nodes have 3 CPU, 2 GPU; 3 CPU"
-    )
-    with pytest.raises(ConfigError, match=text):
+    small = r"5 workers with 2 CPU and 0\.5 GPU each do not fit .*; its nodes have 3 CPU, 2 GPU; 3"
+    with pytest.raises(ConfigError, match=small):
         require_room(5, each, nodes)
-    config = Config.model_validate(
-        {"cluster": {"kind": "processes", "workers": 2, "worker_gpus": 99}}
-    )
-    with (
-        pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"),
-        open_links(config, tmp_path),
-    ):
+    given = {"kind": "processes", "workers": 2, "worker_gpus": 99}
+    few = pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198")
+    with few, open_links(Config.model_validate({"cluster": given}), tmp_path):
         pass
     packs = load_packs([str(write_pack(tmp_path / "pack"))], base=tmp_path)
-    other = Hello("far", 1, {"Python": "3.9", "torch": "1.0"})
-    with pytest.raises(
-        EnvironmentProblem,
-        match=r"far has Python 3\.9, and .*torch 1\.0.*code of the pack bandit none",
-    ):
-        require_same(packs, [other])
-    far = replace(describe_node(packs), node="far")
+    far = r"far has Python 3\.9, and .*torch 1\.0.*code of the pack bandit none"
+    with pytest.raises(EnvironmentProblem, match=far):
+        require_same(packs, [Hello("far", 1, {"Python": "3.9", "torch": "1.0"})])
+    node = replace(describe_node(packs), node="far")
     (tmp_path / "pack" / "helper.py").write_text("LIMIT = 2\n")
     with pytest.raises(EnvironmentProblem, match=r"far has code of the pack bandit \w+, and \w+ h"):
-        require_same(packs, [far])
+        require_same(packs, [node])
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     with pytest.raises(StoreError, match="network disk"):
         require_local(tmp_path / "agentrl.db", mounts)
@@ -493,42 +469,17 @@ async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(
             pass
 
 
-def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
-        given = {"kind": "ray", "version": "a-run-with-a-name@3", "running": 4, "finished": 1200}
-        given |= {"tokens": 9, "rate": 88.6}
-        good = {
-            "node": "gpu-1",
-            "pid": 11,
-            "state": "ready",
-            "lost": 0,
-            "error": "",
-            "at": time.time(),
-        }
-        bad = {
-            "node": "gpu-2",
-            "pid": 12,
-            "state": "starting",
-            "lost": 2,
-            "error": "the node died",
-            "at": 0.0,
-        }
-        rows = [WorkerRow(run.id, n, **given, **own) for n, own in enumerate((good, bad))]  # type: ignore[arg-type]
-        store.workers.put(rows)
-        store.flush()
-        assert store.workers.all(run.id) == rows
-        text = [line.plain for line in worker_lines(load(store, run.id), 120)]
+def test_watch_has_a_page_of_the_workers(store: Store) -> None:
+    run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
+    common: dict[str, Any] = {"kind": "ray", "version": "a-run-with-a-name@3", "running": 4}
+    common |= {"finished": 1200, "tokens": 9, "rate": 88.6, "lost": 0, "error": "", "at": 0.0}
+    good = {"node": "gpu-1", "pid": 11, "state": "ready", "at": time.time()}
+    bad = {"node": "gpu-2", "pid": 12, "state": "starting", "lost": 2, "error": "the node died"}
+    rows = [WorkerRow(run.id, n, **common | own) for n, own in enumerate((good, bad))]
+    store.workers.put(rows)
+    store.flush()
+    assert store.workers.all(run.id) == rows
+    text = [line.plain for line in worker_lines(load(store, run.id), 120)]
     assert text[0] == "WORKERS 2 (ray), 1 ready, 89 tokens/s"
-    assert text[2].split() == [
-        "0",
-        "gpu-1",
-        "11",
-        "ready",
-        "…run-with-a-name@3",
-        "4",
-        "1,200",
-        "89",
-        "0",
-    ]
+    assert text[2].split() == "0 gpu-1 11 ready …run-with-a-name@3 4 1,200 89 0".split()
     assert "the node died" in text[4]
