@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -80,6 +81,12 @@ def comes(condition: Callable[[], bool], lives: Callable[[], bool] = lambda: Tru
         time.sleep(pause)
         pause = min(1.1 * pause, 0.5)  # looking takes CPU, too
     return True
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def end_together(processes: Sequence[subprocess.Popen[str]]) -> None:

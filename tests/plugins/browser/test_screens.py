@@ -13,10 +13,9 @@ from agentrl_cli.agents.gateway.http import is_loopback
 from agentrl_cli.errors import UsageError
 from agentrl_cli.plugins.browser.server import make_server
 from agentrl_cli.store import RunRow, Store
-from tests.helpers.processes import descendants, soon
+from tests.helpers.processes import descendants, free_port, soon
 
 aiohttp = pytest.importorskip("aiohttp")
-unused_port = pytest.importorskip("aiohttp.test_utils").unused_port
 pytest.importorskip("textual_serve")
 
 
@@ -41,7 +40,7 @@ def test_loopback(host: str, inside: bool) -> None:
 async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
-    port = unused_port()
+    port = free_port()
     words = f"screens --db a.db --port {port} --token secret".split()
     command = [sys.executable, "-m", "agentrl_cli", *words]
     piped: dict[str, Any] = {"stdout": PIPE, "stderr": PIPE, "cwd": tmp_path}

@@ -17,7 +17,14 @@ from agentrl_cli.trainer import Trainer
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Outcome, Sampling, StopReason
 from tests.helpers.remote import StandIn, server, silent, vllm_answer
-from tests.helpers.train import STOP, VOCABULARY, episodes_of, trainer_of, write_project
+from tests.helpers.train import (
+    STOP,
+    VOCABULARY,
+    after_training,
+    episodes_of,
+    trainer_of,
+    write_project,
+)
 from tests.plugins.engines.policies import policy_at
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -58,8 +65,7 @@ async def test_training_with_a_server(
     }
     async with serving(kind, model) as (stand_in, remote):
         stand_in.dies_at = {13}
-        async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, **more) as (trainer, run):
             rows = trainer.store.runs.steps(run.id)
             episodes = episodes_of(trainer.store, run)
             alerts = [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
@@ -88,8 +94,7 @@ async def test_a_restart_between_two_requests_is_noticed(
     async with serving(kind, model) as (stand_in, remote):
         # In the second step: 8 turns and at most 2 of the probe came before.
         stand_in.forgets_at = {11}
-        async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, **more) as (trainer, run):
             rows = trainer.store.runs.steps(run.id)
             steps = [episodes_of(trainer.store, run, step) for step in (1, 2)]
     assert [row[GAP] < 1e-4 for row in rows] == [True] * 2

@@ -8,7 +8,6 @@ stand-ins of test_remote.py speak the same formats and run everywhere; this show
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -24,8 +23,9 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.wires import VLLM as WIRE
 from agentrl_cli.types import Sampling
+from tests.helpers.processes import free_port
 from tests.helpers.remote import SILENT
-from tests.helpers.train import STOP, trainer_of, write_model
+from tests.helpers.train import STOP, after_training, write_model
 
 VLLM = os.environ.get("AGENTRL_VLLM", "")
 pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to start")
@@ -33,36 +33,17 @@ pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to 
 
 @contextmanager
 def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        VLLM,
-        "serve",
-        str(model),
-        "--served-model-name",
-        "base",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-    ]
-    command += [
-        "--max-model-len",
-        "256",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--api-key",
-        "k",
-        *options,
-    ]
+    port = free_port()
+    words = f"""--served-model-name base --dtype float32 --enforce-eager --max-model-len 256
+                --host 127.0.0.1 --port {port} --api-key k"""
+    command = [VLLM, "serve", str(model), *words.split(), *options]
     extra = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
     }
-    extra |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
         log.open("w") as out,
@@ -72,10 +53,9 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
             while not _healthy(f"http://127.0.0.1:{port}/health"):
                 assert process.poll() is None, log.read_text()[-2000:]
                 time.sleep(0.5)
-            url = f"http://127.0.0.1:{port}/v1"
             yield {
                 "backend": "vllm",
-                "url": url,
+                "url": f"http://127.0.0.1:{port}/v1",
                 "model": "base",
                 "api_key_env": "SERVER_KEY",
                 "retries": 0,
@@ -97,21 +77,18 @@ async def test_training_with_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool
 ) -> None:
     monkeypatch.setenv("SERVER_KEY", "k")
-    model = write_model(
-        tmp_path / "model", head_dim=32
-    )  # the least that vLLM's attention on a CPU knows
+    # The least head_dim that vLLM's attention on a CPU knows.
+    model = write_model(tmp_path / "model", head_dim=32)
     (model / "generation_config.json").write_text(json.dumps({**SILENT, "eos_token_id": STOP}))
-    options = ["--enable-lora", "--max-lora-rank", "8"] if adapter else []
+    words = "--enable-lora --max-lora-rank 8 --logprobs-mode processed_logprobs" if adapter else ""
     more: dict[str, Any] = {
         "adapter": {"enabled": adapter, "r": 2},
         "train": {"steps": 3, "lr": 1e-2},
+        "rollout": {"temperature": 0.7} if adapter else {},
     }
-    processed = ["--logprobs-mode", "processed_logprobs"] if adapter else []
-    heat = {"temperature": 0.7} if adapter else {}
-    with serving(model, tmp_path / "log", *options, *processed) as remote:
+    with serving(model, tmp_path / "log", *words.split()) as remote:
         remote["processed_logprobs"] = adapter
-        async with trainer_of(tmp_path, model, remote=remote, rollout=heat, **more) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, **more) as (trainer, run):
             rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3

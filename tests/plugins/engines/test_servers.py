@@ -32,7 +32,7 @@ from tests.helpers.chat import BYTES
 from tests.helpers.core import ROOT
 from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server, vllm_answer
-from tests.helpers.train import trainer_of
+from tests.helpers.train import after_training, trainer_of
 from tests.helpers.web import served
 from tests.plugins.engines.policies import policy_at
 
@@ -118,8 +118,7 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
         stands = [StandIn("vllm", model), Keeps("vllm", model)]
         urls = [await stack.enter_async_context(server(one.handle)) for one in stands]
         remote, train = {**REMOTE, "urls": urls}, {"steps": 2, "lr": 0.3}
-        async with trainer_of(tmp_path, model, remote=remote, train=train) as trainer:
-            run = await trainer.train()
+        async with after_training(tmp_path, model, remote=remote, train=train) as (trainer, run):
             gaps = [row["probe/logp_difference"] for row in trainer.store.runs.steps(run.id)]
             alerts = [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
         for one in stands:
@@ -388,8 +387,8 @@ async def test_the_server_sleeps_while_the_run_trains(
     stand = Sleeper("vllm", model)
     async with server(stand.handle) as url:
         remote = {**REMOTE, "url": url, "sleep": True}
-        async with trainer_of(tmp_path / "p", model, remote=remote) as trainer:
-            assert (await trainer.train()).status == "finished"
+        async with after_training(tmp_path / "p", model, remote=remote) as (_, run):
+            assert run.status == "finished"
         stale = {"async_staleness": 1}
         with pytest.raises(ConfigError, match="exclude each other"):
             async with trainer_of(tmp_path / "a", model, remote=remote, rollout=stale):

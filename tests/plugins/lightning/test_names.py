@@ -4,7 +4,6 @@ import asyncio
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -17,7 +16,7 @@ import pytest
 import agentrl_cli.plugins.lightning as agl
 from agentrl_cli.errors import StoreError
 from agentrl_cli.plugins.lightning.store import serving
-from tests.helpers.processes import end_together
+from tests.helpers.processes import end_together, free_port
 from tests.plugins.lightning import scenario
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,11 +138,9 @@ agl.Trainer(algorithm=learn, n_runners=1, max_rollouts=3).fit(agent, [{"n": n} f
 
 
 def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     (tmp_path / "script.py").write_text(SIDES)
-    given = {"AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": port, "PYTHONPATH": str(ROOT)}
+    given = {"AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(free_port())}
+    given["PYTHONPATH"] = str(ROOT)
     sides = [
         subprocess.Popen(
             [sys.executable, "script.py"],
@@ -264,8 +261,6 @@ class Full(agl.InMemoryLightningStore):
 
 
 class Agent(agl.LitAgent[Any]):
-    """Has a callback that fails."""
-
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
 
@@ -290,24 +285,13 @@ async def test_an_end_that_the_store_does_not_take_is_in_the_log(
     assert "cannot be stored" in caplog.text and "no room" in caplog.text
 
 
-async def test_what_the_file_of_a_served_store_lacks_is_said() -> None:
-    server = agl.LightningStoreServer(Full(), port=0)
-    await server.start()
-    client = agl.LightningStoreClient(server.endpoint)
-    try:
-        with pytest.raises(RuntimeError, match=r"The disk is full\."):
-            await client.add_resources({})
-    finally:
-        await client.close()
-        await server.stop()
-
-
-def test_a_served_store_gives_its_port_back_after_an_error() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(LookupError), serving(agl.InMemoryLightningStore(), "127.0.0.1", port):
-        raise LookupError
+async def test_a_served_store_says_what_its_file_lacks_and_gives_its_port_back() -> None:
+    port = free_port()
+    client = agl.LightningStoreClient(f"http://127.0.0.1:{port}")
+    full = pytest.raises(RuntimeError, match=r"The disk is full\.")
+    with full, serving(Full(), "127.0.0.1", port):
+        await client.add_resources({})
+    await client.close()
     with serving(agl.InMemoryLightningStore(), "127.0.0.1", port):
         pass
 

@@ -17,7 +17,7 @@ from agentrl_cli.plugins.mcp_client.client import Connection, mcp_tools
 from agentrl_cli.plugins.mcp_client.server import reset_tools
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
-from tests.helpers.processes import comes
+from tests.helpers.processes import comes, free_port
 
 pytest.importorskip("mcp")
 
@@ -283,9 +283,7 @@ def test_a_server_is_not_waited_for_for_ever(folder: Path) -> None:
 
 @pytest.fixture
 def http(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL
     )

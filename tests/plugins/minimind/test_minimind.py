@@ -1,6 +1,7 @@
 """minimind's model, rows, tools and rewards as they are, from its weights to its own loader again."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import Qwen3Config
 
 from agentrl_cli import Outcome, load_pack
@@ -21,7 +21,7 @@ from agentrl_cli.plugins.minimind.command import convert
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.forms import normal
 from tests.helpers.cli import Cli
-from tests.helpers.packs import call, play
+from tests.helpers.packs import call, pack, play
 from tests.sft.test_sft import CALLED, SYSTEM
 
 # minimind's 2-layer configuration.
@@ -73,11 +73,11 @@ def native_logits(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.
         q = turned(norm(f"{own}.q_norm", heads(f"{own}.q", h)))
         k = turned(norm(f"{own}.k_norm", heads(f"{own}.k", h)))
         k, v = (one.repeat_interleave(HEADS // GROUPS, 1) for one in (k, heads(f"{own}.v", h)))
-        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         out = out.transpose(1, 2).reshape(1, length, HIDDEN)
         x = x + out @ weights[f"{own}.o_proj.weight"].T
         h = norm(f"{layer}.post_attention_layernorm", x)
-        inner = nn.functional.silu(h @ weights[f"{mlp}.gate_proj.weight"].T)
+        inner = torch.nn.functional.silu(h @ weights[f"{mlp}.gate_proj.weight"].T)
         inner = inner * (h @ weights[f"{mlp}.up_proj.weight"].T)
         x = x + inner @ weights[f"{mlp}.down_proj.weight"].T
     return norm("model.norm", x) @ weights["lm_head.weight"].T
@@ -114,15 +114,14 @@ def calculate_rewards(prompts, completions, gt_batch, tools_batch, num_gen, rewa
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """minimind's `out/agent_128.pth` beside its `model/` with a tokenizer."""
     root = tmp_path_factory.mktemp("minimind")
-    (root / "model").mkdir()
-    (root / "out").mkdir()
-    for path in bundled_model().iterdir():
-        if path.name.startswith(("tokenizer", "chat_template", "special")):
-            (root / "model" / path.name).write_bytes(path.read_bytes())
+    weights = root / "out" / "agent_128.pth"
+    weights.parent.mkdir()
+    of_model = shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json")
+    shutil.copytree(bundled_model(), root / "model", ignore=of_model)
     vocabulary = json.loads((bundled_model() / "config.json").read_text())["vocab_size"]
     torch.manual_seed(0)
-    torch.save(native_weights(vocabulary), root / "out" / "agent_128.pth")
-    return root / "out" / "agent_128.pth"
+    torch.save(native_weights(vocabulary), weights)
+    return weights
 
 
 @pytest.mark.slow
@@ -130,36 +129,35 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, cli: 
     from transformers import AutoModelForCausalLM
 
     cli("import", "minimind", str(native), "hf")
-    weights = torch.load(native, weights_only=True)
-    ids = torch.arange(5, 45)[None]
-    other = AutoModelForCausalLM.from_pretrained(cli.folder / "hf", dtype=torch.float32)
-    assert torch.allclose(native_logits(weights, ids), other(ids).logits, atol=1e-4)
+
+    def assert_same(own: Path, name: str, atol: float) -> None:
+        weights = torch.load(own, weights_only=True)
+        weights = {name: weight.float() for name, weight in weights.items()}
+        other = AutoModelForCausalLM.from_pretrained(cli.folder / name, dtype=torch.float32)
+        ids = torch.arange(5, 45)[None]
+        assert torch.allclose(native_logits(weights, ids), other(ids).logits, atol=atol)
+
+    assert_same(native, "hf", 1e-4)
     (cli.folder / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
     cli("init", "--min-level", "ns", "minimind-task", "p", "--model", "hf")
     at = ("--project", "p", "--set", "model.device=cpu")
     cli("sft", "tuned", "--data", "rows.jsonl", "--steps", "2", *at)
-    few = ["rollout.prompts_per_step=1", "rollout.group_size=2", "model.chat.append_only=true"]
-    few += ["rollout.max_new_tokens=8", "algo.skip.zero_variance=false"]
-    less = [word for one in few for word in ("--set", one)]
+    few = """rollout.prompts_per_step=1 rollout.group_size=2 rollout.max_new_tokens=8
+             model.chat.append_only=true algo.skip.zero_variance=false"""
+    less = [word for one in few.split() for word in ("--set", one)]
     cli("train", "--model", str(cli.folder / "tuned"), "--steps", "1", *at, *less)
     cli("eval", "--limit", "1", "-k", "1", *at, *less)
     cli("merge", "last", "merged", "--project", "p")
     cli("import", "minimind", "merged", "back.pth")
-    back = torch.load(cli.folder / "back.pth", weights_only=True)
-    back = {name: weight.float() for name, weight in back.items()}
-    trained = AutoModelForCausalLM.from_pretrained(cli.folder / "merged", dtype=torch.float32)
-    assert torch.allclose(native_logits(back, ids), trained(ids).logits, atol=0.05), (
-        "half precision"
-    )
+    assert_same(cli.folder / "back.pth", "merged", 0.05)  # half precision
 
 
 def test_what_cannot_be_imported_is_named(native: Path, cli: Cli) -> None:
     experts = {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}
     torch.save(experts, cli.folder / "moe.pth")
     cli("import", "minimind", "moe.pth", "x", code=2, said="mixture of experts")
-    folder = cli.folder / "native"
+    folder, about = cli.folder / "native", {"model_type": "minimind", "num_attention_heads": HEADS}
     folder.mkdir()
-    about = {"model_type": "minimind", "num_attention_heads": HEADS}
     (folder / "config.json").write_text(json.dumps(about))
     (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
     with pytest.raises(ModelError, match="minimind's own form") as refused:
@@ -230,10 +228,8 @@ def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"runs code of its own, model_minimind\.py") as refused:
         load_model(tmp_path, ModelConfig(), base=tmp_path)
-    assert (
-        "model.trust_remote_code=true" in refused.value.hint
-        and "import minimind" in refused.value.hint
-    )
+    for words in ("model.trust_remote_code=true", "import minimind"):
+        assert words in refused.value.hint
     model = load_model(tmp_path, ModelConfig(trust_remote_code=True, device="cpu"), base=tmp_path)
     with torch.inference_mode():
         model(torch.zeros(1, 3, dtype=torch.long))
@@ -252,30 +248,24 @@ def test_a_run_of_minimind_3_is_planned(cli: Cli) -> None:
 
 
 async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(CODE)
-    (tmp_path / "task.yaml").write_text(
-        "name: p\nsandbox: false\ntools: ['task.py:MOCK_RESULTS']\n"
-        "rewards: {r: {primary: true, function: 'task.py:calculate_rewards'}}\n"
-    )
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(AGENT) + "\n")
-    pack = load_pack(tmp_path)
-    (task,) = pack.tasks("train")
-    (shown,) = pack.tools_of(task)
+    rewards = {"r": {"primary": True, "function": "task.py:calculate_rewards"}}
+    spec = {"tools": ["task.py:MOCK_RESULTS"], "rewards": rewards}
+    made = pack(tmp_path, spec, [AGENT], task=CODE)
+    (shown,) = made.tools_of(made.tasks("train")[0])
     assert shown.schema["function"]["description"] == "计算数学表达式", "the row's schema"
-    done = await play(pack, [call("calculate_math", expression="2+3"), "It is 5."])
+    done = await play(made, [call("calculate_math", expression="2+3"), "It is 5."])
     assert [r.text for t in done.turns for r in t.results] == ['{"result": "5"}']
     assert done.outcome is Outcome.SOLVED and done.reward_parts[0].value == 3.0
-    rlaif = normal(
-        {"conversations": [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]}
-    )
-    assert [message["role"] for message in rlaif["prompt"]] == ["user", "assistant"]
-    for said, words in (
-        (AGENT["conversations"][:2], "the last one a placeholder"),
-        ([], "at least"),
-    ):
+
+
+def test_rows_of_rlaif_and_rows_that_cannot_be() -> None:
+    said = [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]
+    prompt = normal({"conversations": said})["prompt"]
+    assert [message["role"] for message in prompt] == ["user", "assistant"]
+    bad = ((AGENT["conversations"][:2], "the last one a placeholder"), ([], "at least"))
+    for conversations, words in bad:
         with pytest.raises(DataError, match=words):
-            normal({"conversations": said})
+            normal({"conversations": conversations})
 
 
 def test_the_pack_that_ships_is_whole() -> None:

@@ -12,7 +12,7 @@ from agentrl_cli.plugins.openenv.agent import OpenEnv
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.processes import comes
+from tests.helpers.processes import comes, free_port
 from tests.helpers.programs import compare, episode_of, python_with
 
 SERVER = '''
@@ -146,9 +146,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     file.write_text(SERVER)
     found, processes = {}, []
     for name, kind, most in (("NUMBERS", "numbers", 64), ("BOX", "box", 64), ("ONE", "numbers", 1)):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         process = subprocess.Popen([python, str(file), kind, str(port), str(most)])
         processes.append(process)
         found[name] = f"http://127.0.0.1:{port}"
@@ -166,10 +164,8 @@ def test_sessions_side_by_side(servers: dict[str, str], monkeypatch: pytest.Monk
     compare("openenv", "openenv websockets", PLAY)
 
 
-async def test_a_project_of_an_address(
-    servers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cli, python = Cli(capsys, tmp_path), python_with("openenv", "openenv websockets")
+async def test_a_project_of_an_address(servers: dict[str, str], tmp_path: Path, cli: Cli) -> None:
+    python = python_with("openenv", "openenv websockets")
     source = f"openenv:{servers['NUMBERS']}?size=6"
     cli("init", "numbers", "--from", source, "--python", python)
     episode = await episode_of(
@@ -194,12 +190,11 @@ def test_curves_are_found_by_the_name_in_the_metadata(
 
 
 async def test_a_project_of_a_class(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = python_with("openenv", "openenv websockets")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SERVER)
-    cli, given = Cli(capsys, tmp_path), ("--python", python)
+    given = ("--python", python_with("openenv", "openenv websockets"))
     cli("init", "numbers", "--from", "openenv:mine:Numbers?size=6", *given)
     said = [call("act", number=number) for number in range(10)]
     episode = await episode_of(tmp_path / "numbers", said)
@@ -319,11 +314,11 @@ def server() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("mode", [*PLAYED])
 async def test_an_episode_ends_with_a_sentence(
-    mode: str, server: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mode: str, server: tuple[str, str], tmp_path: Path, cli: Cli
 ) -> None:
     url, python = server
     source = f"openenv:{url}/{mode}?size=2&patience=2"
-    Cli(capsys, tmp_path)("init", "odd", "--from", source, "--python", python)
+    cli("init", "odd", "--from", source, "--python", python)
     episode = await episode_of(tmp_path / "odd", [call("go")] * 3)
     assert episode.outcome is Outcome.ENV_ERROR and not episode.graded
     assert PLAYED[mode] in episode.error and len(episode.error) < 2000, episode.error
@@ -343,23 +338,17 @@ async def test_an_episode_ends_with_a_sentence(
     ],
 )
 def test_a_project_is_refused_with_a_sentence(
-    mode: str,
-    said: str,
-    server: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    mode: str, said: str, server: tuple[str, str], cli: Cli
 ) -> None:
     url, python = server
     source = f"openenv:{url}/{mode}?size=2&patience=2"
-    Cli(capsys, tmp_path)("init", "odd", "--from", source, "--python", python, code=1, said=said)
+    cli("init", "odd", "--from", source, "--python", python, code=1, said=said)
 
 
 async def test_a_step_refused_in_an_odd_way_is_answered(
-    server: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: tuple[str, str], tmp_path: Path, cli: Cli
 ) -> None:
     url, python = server
-    Cli(capsys, tmp_path)(
-        "init", "odd", "--from", f"openenv:{url}/errors?size=2", "--python", python
-    )
+    cli("init", "odd", "--from", f"openenv:{url}/errors?size=2", "--python", python)
     episode = await episode_of(tmp_path / "odd", [call("go")] * 2, max_turns=2)
     assert episode.error == "" and "Error: [3]" in str(episode.turns[3].messages)

@@ -1,12 +1,12 @@
 """Packs served as an OpenEnv environment: played by the package's client and this one, and trained on by TRL."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def python() -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    Cli(capsys, tmp_path)("init", "calc-task", "calc")
+def project(tmp_path: Path, cli: Cli) -> Path:
+    cli("init", "calc-task", "calc")
     return tmp_path / "calc"
 
 
@@ -96,7 +96,7 @@ async def test_by_two_clients_at_once(
     python: str,
     project: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = project / "data" / "train.jsonl"
@@ -111,7 +111,6 @@ async def test_by_two_clients_at_once(
         tests = (project / "data" / "test.jsonl").read_text().splitlines()
         assert found["test"] == json.loads(tests[1])["prompt"]
         monkeypatch.setenv("OPENENV_TOKEN", "key")
-        cli = Cli(capsys, tmp_path)
         cli("init", "back", "--from", f"openenv:{url}?size=4", "--python", python)
         sample = load_pack(tmp_path / "back").tasks("train")[0].data["sample"]
         row = json.loads(rows.read_text().splitlines()[sample])
@@ -196,14 +195,12 @@ async def test_a_seed_is_a_number() -> None:
         await environment.reset_async(**sent)
 
 
-def test_what_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli = Cli(capsys, project)
+def test_what_is_missing_is_said(project: Path, cli: Cli) -> None:
+    cli.folder = project
     cli("tools", "serve", "--openenv", "--mcp", code=2, said="--openenv goes without --mcp")
-    if importlib.util.find_spec("websockets") is None:
+    if find_spec("websockets") is None:
         words = ("init", "x", "--from", "openenv:http://127.0.0.1:9", "--python", sys.executable)
         cli(*words, code=3, said="-m pip install websockets")
-    try:
-        import openenv  # noqa: F401
-    except ImportError:
+    if find_spec("openenv") is None:
         said = "pip install 'agentrl-cli[openenv-server]'"
         cli("tools", "serve", "--openenv", code=3, said=said)

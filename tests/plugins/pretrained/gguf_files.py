@@ -12,6 +12,13 @@ import numpy as np
 from agentrl_cli.paths import bundled_model
 
 WIDTH, INNER, HEADS, LAYERS = 64, 128, 2, 2
+# The tensors of a layer.
+LAYER = {
+    **{"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)},
+    **{"attn_q": (WIDTH, WIDTH), "attn_k": (WIDTH // HEADS, WIDTH)},
+    **{"attn_v": (WIDTH // HEADS, WIDTH), "attn_output": (WIDTH, WIDTH)},
+    **{"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)},
+}
 
 
 def write_gguf(path: Path, *, pre: str = "smollm", template: str | None = None) -> Path:
@@ -19,53 +26,44 @@ def write_gguf(path: Path, *, pre: str = "smollm", template: str | None = None) 
     import gguf
 
     given = json.loads((bundled_model() / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = {**given["model"]["vocab"]}
     special = {token["content"]: token["id"] for token in given["added_tokens"]}
-    tokens = sorted(vocabulary | special, key=(vocabulary | special).__getitem__)
-    pairs = [" ".join(p) if isinstance(p, list) else p for p in given["model"]["merges"]]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(512)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in special else 1 for token in tokens])
-    writer.add_token_merges(pairs)
+    vocabulary = {**given["model"]["vocab"], **special}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    merges = [" ".join(p) if isinstance(p, list) else p for p in given["model"]["merges"]]
     start, end = special["<|im_start|>"], special["<|im_end|>"]
-    writer.add_bos_token_id(start)
-    writer.add_eos_token_id(end)
-    writer.add_pad_token_id(end)
-    writer.add_chat_template(template or TEMPLATE)
-    rng = np.random.default_rng(0)
-
-    def put(name: str, *shape: int) -> None:
-        value = rng.normal(0, 0.05, shape).astype(np.float32)
-        kind = gguf.GGMLQuantizationType.Q8_0
+    fields = {
+        "block_count": LAYERS,
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "feed_forward_length": INNER,
+        "head_count": HEADS,
+        "head_count_kv": 1,
+        "layer_norm_rms_eps": 1e-5,
+        "rope_freq_base": 10000.0,
+        "vocab_size": len(tokens),
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": pre,
+        "token_list": tokens,
+        "token_types": [3 if token in special else 1 for token in tokens],
+        "token_merges": merges,
+        "bos_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "chat_template": template or TEMPLATE,
+    }
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+    rng, kind = np.random.default_rng(0), gguf.GGMLQuantizationType.Q8_0
+    shapes = {"token_embd": (len(tokens), WIDTH), "output_norm": (WIDTH,)}
+    shapes |= {f"blk.{n}.{name}": shape for n in range(LAYERS) for name, shape in LAYER.items()}
+    for name, shape in shapes.items():
+        drawn = rng.normal(0, 0.05, shape).astype(np.float32)
         if len(shape) == 1:
-            writer.add_tensor(name, np.ones(shape, np.float32))
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
-
-    put("token_embd.weight", len(tokens), WIDTH)
-    put("output_norm.weight", WIDTH)
-    half = WIDTH // HEADS
-    for n in range(LAYERS):
-        put(f"blk.{n}.attn_norm.weight", WIDTH)
-        put(f"blk.{n}.ffn_norm.weight", WIDTH)
-        put(f"blk.{n}.attn_q.weight", WIDTH, WIDTH)
-        put(f"blk.{n}.attn_k.weight", half, WIDTH)
-        put(f"blk.{n}.attn_v.weight", half, WIDTH)
-        put(f"blk.{n}.attn_output.weight", WIDTH, WIDTH)
-        put(f"blk.{n}.ffn_gate.weight", INNER, WIDTH)
-        put(f"blk.{n}.ffn_up.weight", INNER, WIDTH)
-        put(f"blk.{n}.ffn_down.weight", WIDTH, INNER)
+            packed = gguf.quants.quantize(drawn, kind)
+            writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

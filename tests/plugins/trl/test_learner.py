@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli import Config, Hook, load_config
-from agentrl_cli.config.show import full_yaml
+from agentrl_cli import Config, Hook
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
 from agentrl_cli.models.checkpoint import load_state
 from agentrl_cli.plugins.trl import grpo_config, learner
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
 from agentrl_cli.types import Fact, Sampling
-from tests.helpers.train import episodes_of, settings, trainer_of
+from tests.helpers.train import after_training, episodes_of, settings, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 INSTALLED = importlib.util.find_spec("trl") is not None
@@ -60,14 +59,6 @@ def test_what_trl_cannot_follow_is_refused_in_a_sentence(
         )
 
 
-def test_options_have_names_of_trls_own(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("trainer:\n  options: {a: {b: 1}}\n")
-    config, _ = load_config(files=[tmp_path / "a.yaml"])
-    assert config.model_dump()["trainer"]["options"] == {"a": {"b": 1}}
-    (tmp_path / "b.yaml").write_text(full_yaml(config))
-    assert load_config(files=[tmp_path / "b.yaml"])[0] == config
-
-
 def test_settings_become_fields_of_trl() -> None:
     algo = {"advantage": "dr_grpo", "loss": {"name": "ppo_clip", "clip_high": 0.3}, "kl_coef": 0.04}
     config = Config.model_validate(
@@ -97,25 +88,18 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
     found = {}
     for kind in ("agentrl", "trl"):
         (tmp_path / kind).mkdir()
-        algo = {"kl_coef": 0.1}
-        async with trainer_of(
-            tmp_path / kind, model, train={"steps": 2}, algo=algo, trainer={"kind": kind}
-        ) as trainer:
-            run = await trainer.train()
-            rows, episodes = trainer.store.runs.steps(run.id), episodes_of(trainer.store, run, 1)
-            found[kind] = (
-                rows[0],
-                [(e.reward, e.advantage) for e in episodes if e.fact == Fact.TRAINED],
-            )
-            signals = [trainer.store.signals.get(e.id) for e in episodes]
-            assert all(
-                (s is None) == (kind == "trl" or e.fact != Fact.TRAINED)
-                for s, e in zip(signals, episodes, strict=True)
-            )
-            logs = " ".join(row["text"] for row in trainer.store.journal.logs(run.id))
+        more: dict[str, Any] = {"algo": {"kl_coef": 0.1}, "train": {"steps": 2}}
+        more["trainer"] = {"kind": kind}
+        async with after_training(tmp_path / kind, model, **more) as (trainer, run):
+            store, journal = trainer.store, trainer.store.journal
+            episodes = episodes_of(store, run, 1)
+            trained = [e for e in episodes if e.fact == Fact.TRAINED]
+            signals = [e.id for e in episodes if store.signals.get(e.id) is not None]
+            assert signals == ([] if kind == "trl" else [e.id for e in trained])
+            found[kind] = store.runs.steps(run.id)[0], [(e.reward, e.advantage) for e in trained]
+            logs = " ".join(row["text"] for row in journal.logs(run.id))
             assert (learner.LOST in logs) == (kind == "trl")
-            alerts = trainer.store.journal.folded_alerts(run.id)
-            assert "no_signal" not in [alert["name"] for alert in alerts]
+            assert "no_signal" not in [alert["name"] for alert in journal.folded_alerts(run.id)]
     (ours, mine), (theirs, other) = found["agentrl"], found["trl"]
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
     assert theirs["entropy"] == pytest.approx(ours["entropy"], rel=1e-3)
@@ -163,10 +147,9 @@ async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(
         (tmp_path / name).mkdir()
         run = None
         for steps in stops:
-            async with trainer_of(
-                tmp_path / name, model, run=run, train={"steps": steps}, **sections
-            ) as trainer:
-                run = await trainer.train()
+            sections["train"] = {"steps": steps}
+            async with after_training(tmp_path / name, model, run=run, **sections) as (_, run):
+                pass
         assert run is not None
         last = Path(run.dir) / "checkpoints" / "last"
         ends.append((load_state(last)["step"], (last / "model.safetensors").read_bytes()))

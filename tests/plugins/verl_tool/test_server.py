@@ -100,6 +100,8 @@ async def test_a_restart_rebuilds_the_state_and_runs_nothing_twice(
     tmp_path: Path, external: bool, ran: int
 ) -> None:
     async with world(tmp_path / "j.db", [Tally(external=external).tool]) as first:
+        with pytest.raises(UsageError, match="Another tool server"):
+            Journal(tmp_path / "j.db")
         await first.open("t", {})
         await first.call(bump("a", 5))
         await first.call(bump("b", 2))
@@ -182,13 +184,6 @@ async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Pa
             await trajectories.call(Call("t", "b", "search", {"query": "x"}))
         assert (await trajectories.call(bump("c", 2)))["result"]["text"] == "2"
         assert await trajectories.rewards("t") == {} and await trajectories.close("t")
-
-
-async def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
-    async with world(tmp_path / "j.db", []):
-        with pytest.raises(UsageError, match="Another tool server"):
-            Journal(tmp_path / "j.db")
-    Journal(tmp_path / "j.db").close()
 
 
 async def test_idle_trajectories_give_back_what_they_hold(tmp_path: Path) -> None:
