@@ -29,28 +29,27 @@ KINDS = ("no call", "other tool", "argument", "raises", "loops", "ignores")
 def planted(rng: random.Random, kind: str, city: str, degrees: int) -> tuple[list[Act], str]:
     """Return the acts of an attempt at `degrees of city`, and its outcome."""
 
-    def ask(turn: int, name: str, place: str, result: str, error: str = "") -> Act:
-        return Act(turn, name, json.dumps({"city": place, "unit": "C"}), error, result)
+    def ask(turn: int, place: str, result: object, error: str = "", tool: str = "weather") -> Act:
+        return Act(turn, tool, json.dumps({"city": place, "unit": "C"}), error, str(result))
 
-    said = Act(4, ANSWER, f"Answer: {degrees}")
-    wrong = Act(4, ANSWER, f"Answer: {degrees + rng.randint(1, 9)}")
-    if kind == "solved":
-        return [ask(2, "weather", city, str(degrees)), said], "solved"
-    if kind == "no call":
-        return [Act(2, ANSWER, f"Answer: {rng.randint(0, 9)}")], "no_calls"
-    if kind == "other tool":
-        return [ask(2, "clock", city, "12:31"), Act(4, ANSWER, "Answer: 12:31")], "failed"
-    if kind == "argument":
-        other = degrees + rng.randint(1, 30)
-        answer = Act(4, ANSWER, f"Answer: {other}")
-        return [ask(2, "weather", city[: rng.randint(1, 3)], str(other)), answer], "failed"
-    if kind == "raises":
-        text = f"KeyError: '{city[: rng.randint(0, 4)]}' (line {rng.randint(1, 99)})"
-        return [ask(2, "weather", city, text, "exception"), wrong], "failed"
-    if kind == "loops":
-        many = [ask(2 * n, "weather", city, str(degrees)) for n in range(rng.randint(3, 6))]
-        return many, rng.choice(["truncated_turns", "truncated_tokens"])
-    return [ask(2, "weather", city, str(degrees)), wrong], "failed"
+    def answer(value: object, turn: int = 4) -> Act:
+        return Act(turn, ANSWER, f"Answer: {value}")
+
+    asked, other = ask(2, city, degrees), degrees + rng.randint(1, 30)
+    raised = f"KeyError: '{city[: rng.randint(0, 4)]}' (line {rng.randint(1, 99)})"
+    loops = [ask(2 * n, city, degrees) for n in range(rng.randint(3, 6))]
+    acts = {
+        "solved": [asked, answer(degrees)],
+        "no call": [answer(rng.randint(0, 9), turn=2)],
+        "other tool": [ask(2, city, "12:31", tool="clock"), answer("12:31")],
+        "argument": [ask(2, city[: rng.randint(1, 3)], other), answer(other)],
+        "raises": [ask(2, city, raised, "exception"), answer(other)],
+        "loops": loops,
+        "ignores": [asked, answer(other)],
+    }
+    cut_off = rng.choice(["truncated_turns", "truncated_tokens"])
+    outcomes = {"solved": "solved", "no call": "no_calls", "loops": cut_off}
+    return acts[kind], outcomes.get(kind, "failed")
 
 
 def make(rng: random.Random, failures: int) -> tuple[list[Attempt], dict[str, str]]:
@@ -130,8 +129,7 @@ def test_the_course_and_the_recovery_are_counted_by_hand() -> None:
         None
     ]
     (mode,) = find_modes(attempts)
-    assert mode.text == "answers without calling weather"
-    assert mode.course == (2 / 3, 1 / 3)
+    assert (mode.text, mode.course) == ("answers without calling weather", (2 / 3, 1 / 3))
     assert mode.recovery == (1 + 1 + 2, 2 + 2 + 2)  # all forks are the first act
     assert [one.attempt.id for one in mode.examples] == ["1", "6"]
 
@@ -139,9 +137,9 @@ def test_the_course_and_the_recovery_are_counted_by_hand() -> None:
 def test_errors_of_a_kind_have_the_same_words() -> None:
     one = "KeyError: 'Bergen' in /home/me/a.py line 12\nmore"
     assert generalise(one) == generalise("KeyError: 'Oslo' in /tmp/x/b.py line 7")
-    assert generalise("sh: 1: g++-12: not found") == "sh: N: g++-N: not found"
-    assert generalise("The page is empty. " + 30 * "Try again. ") == "The page is empty"
-    assert len(generalise(30 * "word ")) == 80 and generalise(30 * "word ").endswith("…")
+    texts = ("sh: 1: g++-12: not found", "The page is empty. " + 30 * "Try again. ", 30 * "word ")
+    short = "sh: N: g++-N: not found", "The page is empty", (16 * "word ")[:79] + "…"
+    assert tuple(map(generalise, texts)) == short
 
 
 def store_of(path: Path, episodes: list[Episode]) -> Store:
@@ -194,10 +192,8 @@ async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> Non
         "async def bad(episode):\n    raise KeyError(episode.id)\n"
     )
     with store_of(tmp_path / "agentrl.db", episodes()) as store:
-        store.marks.tag("e4", "quits")
-        store.marks.tag("e3", "quits")
-        for id in ("e1", "e2"):
-            store.marks.tag(id, "not:quits")
+        for id, tag in (("e4", "quits"), ("e3", "quits"), ("e1", "not:quits"), ("e2", "not:quits")):
+            store.marks.tag(id, tag)
         rows = store.episodes.rows(store.episodes.ids("", "time"))
         flagged, failed = await scan(store, rows, *load_scanner("scanners.py:gave_up", tmp_path))
         assert (flagged, failed) == (["e4"], [])
@@ -220,8 +216,7 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     assert report["failed"] == 7 and len(report["modes"]) == 5
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
-    scanned = cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)
-    assert scanned["agreement"] is None
+    assert cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)["agreement"] is None
     cli("failures", "--label", "x", *db, code=2, said="--scan")
     for way in ("--scan=s.py:long", "--json"):
         said = f"--limit does nothing with {way.partition('=')[0]}"
