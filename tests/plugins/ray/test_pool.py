@@ -230,34 +230,31 @@ async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_
 class Shared(ScriptedLink):
     """Waits until no further job comes, then dies if one of them is the job with seed 0."""
 
-    calls: list[Call]
     deaths: list[int]
     twice: asyncio.Event
 
-    async def send(self, call: Call) -> None:
-        if call[1] != "attempt":
-            Shared.calls = []
-            await super().send(call)
-            return
-        Shared.calls.append(call)
-        if len(Shared.calls) == 1:
+    async def open(self, setup: Setup) -> None:
+        self.held: list[tuple[int, Job]] = []
+
+    def _play(self, number: int, job: Job) -> None:
+        self.held.append((number, job))
+        if len(self.held) == 1:
             self.deciding = asyncio.ensure_future(self._decide())
 
     async def _decide(self) -> None:
         count = 0
-        while count < len(Shared.calls):
-            count = len(Shared.calls)
+        while count < len(self.held):
+            count = len(self.held)
             for _ in range(50):
                 await asyncio.sleep(0)
-        if any(arguments[0].seed == 0 for _, _, arguments in Shared.calls):
+        if any(job.seed == 0 for _, job in self.held):
             Shared.deaths.append(count)
             if len(Shared.deaths) == 2:
                 Shared.twice.set()
-            self._die()
-            return
-        calls, Shared.calls = Shared.calls, []
-        for number, _, arguments in calls:
-            self._play(number, arguments[0])
+            return self._die()
+        held, self.held = self.held, []
+        for number, job in held:
+            super()._play(number, job)
 
 
 async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(store: Store, play: Play) -> None:
@@ -341,14 +338,11 @@ async def test_a_worker_that_is_lost_while_the_run_starts_is_started_once_more(
 class Refusing(ScriptedPolicy):
     """A policy on servers that refuse the second version."""
 
-    def last_published(self) -> None:
-        """Nothing."""
+    def last_published(self) -> None: ...
 
-    async def hold(self) -> None:
-        """Nothing is running."""
+    async def hold(self) -> None: ...
 
-    async def adopt(self, version: str, published: object) -> None:
-        """Nothing is asked of it."""
+    async def adopt(self, version: str, published: object) -> None: ...
 
     async def publish(self, version: str) -> None:
         if version == "v2":
