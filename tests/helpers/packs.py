@@ -53,8 +53,8 @@ async def play(
     config.rollout.max_tokens = 20_000
     for key, value in settings.items():
         setattr(config.rollout, key, value)
-    policy, parts = ScriptedPolicy(said, CHAT.tokenizer), {"store": store, "sandbox": sandbox}
-    rollout = Rollout(policy, CHAT, {made.name: made}, config, **parts)
+    policy, packs = ScriptedPolicy(said, CHAT.tokenizer), {made.name: made}
+    rollout = Rollout(policy, CHAT, packs, config, store=store, sandbox=sandbox)
     return await rollout.episode(Job(made.tasks("train")[0], 1))
 
 

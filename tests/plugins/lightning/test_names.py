@@ -75,8 +75,8 @@ async def test_all_stores_follow_the_same_rules(tmp_path: Path) -> None:
         for store in (client, sqlite):
             stack.push_async_callback(store.close)
             assert await scenario.queue(agl, store) == memory
-        for store in (client, server):
-            assert (await store.statistics())["total_rollouts"] == 3
+        for side in (client, server):
+            assert (await side.statistics())["total_rollouts"] == 3
         prompt = agl.PromptTemplate(template="{x}", engine="f-string")
         update = await client.add_resources({"p": prompt})
         assert update.resources["p"] == prompt and await server.get_latest_resources() == update

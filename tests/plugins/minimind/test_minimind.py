@@ -262,8 +262,10 @@ def test_rows_of_rlaif_and_rows_that_cannot_be() -> None:
     said = [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]
     prompt = normal({"conversations": said})["prompt"]
     assert [message["role"] for message in prompt] == ["user", "assistant"]
-    bad = ((AGENT["conversations"][:2], "the last one a placeholder"), ([], "at least"))
-    for conversations, words in bad:
+    for conversations, words in (
+        (AGENT["conversations"][:2], "the last one a placeholder"),
+        ([], "at least"),
+    ):
         with pytest.raises(DataError, match=words):
             normal({"conversations": conversations})
 

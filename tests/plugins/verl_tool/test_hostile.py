@@ -54,12 +54,11 @@ TEXTS = (
     b'{"a":' * 100_000,
     b'{"trajectory": "\\ud800"}',
 )
-OPENS: list[dict[str, Any]] = [
-    *({"tools": one} for one in (5, "add", {"add": 1}, [5], [[]], [None], "", True)),
-    *({"task": one} for one in (5, [1], {"data": 5}, {"prompt": 5}, {"prompt": ["x"]})),
-    {"task": {"pack": [1]}},
-    *({"seed": one} for one in ("x", None, -1, 1.5, True, 10**30, [])),
-]
+OPENS: dict[str, list[Any]] = {
+    "tools": [5, "add", {"add": 1}, [5], [[]], [None], "", True],
+    "task": [5, [1], {"data": 5}, {"prompt": 5}, {"prompt": ["x"]}, {"pack": [1]}],
+    "seed": ["x", None, -1, 1.5, True, 10**30, []],
+}
 EXTRAS = (5, [5], "x", {"a": 1}, [[["a", 1]]], [None])
 KEYS = "trajectory tools task seed calls trajectories trajectory_ids actions extra_fields".split()
 VALUES: list[Any] = [
@@ -73,8 +72,8 @@ VALUES: list[Any] = [
 def bodies() -> Iterator[tuple[str, bytes]]:
     """(path, body) of requests that must not be answered with 500."""
     yield from itertools.product(PATHS, TEXTS)
-    for given in OPENS:
-        yield "/v1/open", json.dumps(given).encode()
+    for name, values in OPENS.items():
+        yield from (("/v1/open", json.dumps({name: value}).encode()) for value in values)
     for extra in EXTRAS:
         asked = {"trajectory_ids": ["a"], "actions": ["x"], "extra_fields": extra}
         yield "/get_observation", json.dumps(asked).encode()
