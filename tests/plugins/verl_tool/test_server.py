@@ -32,6 +32,7 @@ from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants, run_code
 from tests.helpers.remote import server
 from tests.helpers.train import Started, start
+from tests.helpers.web import calls
 from tests.rollout.test_rollout import call, pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -262,28 +263,21 @@ async def test_tools_that_a_row_chooses_are_chosen_at_a_server_too(tmp_path: Pat
             assert state.task is not None
             return ToolResult(str(state.task["goods"]))
 
-    def task_of(**data: Any) -> Task:
-        return Task("t", "", "", "train", ({"role": "user", "content": "?"},), data)
-
     ours, function = [Shop(), as_tool("declared")], {"name": "move", "description": "Go."}
     async with (
         served(tmp_path, ours) as (server, address),
         connect(address, token="secret") as remote,
     ):
         there = remote_tools(remote, await remote.schemas(), ours)
-        assert [tool.offer(task_of()) for tool in there] == [[], []]
+        plain = Task("p/1", "p", "", "train", ())
+        assert [tool.offer(plain) for tool in there] == [[], []]
         for goods in ("tea", "rice"):  # the same call, of rows with other answers
-            task = task_of(goods=goods, tool_schemas=[{"type": "function", "function": function}])
-            shop, move = (one for tool in there for one in tool.offer(task))
+            row = {"goods": goods, "tool_schemas": [{"type": "function", "function": function}]}
+            shop, move = (one for tool in there for one in tool.offer(replace(plain, data=row)))
             assert shop.schema["function"]["description"] == f"Look for {goods}."
-            ctx = ToolContext(task)
-            states = [await shop.create(ctx), await move.create(ctx)]
-            assert (await shop.call(states[0], {})).text == goods
-            said = await move.call(states[1], {})
-            assert (move.name, said.text, said.done) == ("move", "The call is noted.", True)
-            await shop.release(states[0])
-            await move.release(states[1])
-        assert len(server.trajectories) == 0
+            (seen,), (said,) = await calls(shop, {}, **row), await calls(move, {}, **row)
+            assert (seen.text, said.text, said.done) == (goods, "The call is noted.", True)
+        assert move.name == "move" and len(server.trajectories) == 0
 
 
 GOOD = {"results": [{"result": {"text": "5", "images": []}, "state": {}}]}
@@ -317,15 +311,12 @@ async def test_an_answer_that_cannot_be_used_is_no_observation(name: str) -> Non
         connect(url.removesuffix("/v1"), token="secret", patience=20.0) as remote,
     ):
         (bumped,) = remote_tools(remote, [Tally().tool.schema], [Tally().tool])
-        state = await bumped.create(ToolContext())
         answers += [SPOILT[name], GOOD]
-        assert (await bumped.call(state, {"by": 1})).text == "5" and not answers
+        assert [one.text for one in await calls(bumped, {"by": 1})] == ["5"] and not answers
         answers += [SPOILT[name]] * 3
-        with pytest.raises(
-            EnvError, match=r"The tool server at http\S+ sent what cannot be used.*tried 3 times"
-        ):
-            await bumped.call(state, {"by": 1})
-        await bumped.release(state)
+        said = r"The tool server at http\S+ sent what cannot be used.*tried 3 times"
+        with pytest.raises(EnvError, match=said):
+            await calls(bumped, {"by": 1})
 
 
 async def test_the_token_and_an_unknown_tool(tmp_path: Path) -> None:
@@ -360,11 +351,11 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
     ):
         await remote.post("/v1/open", {"trajectory": "t"})
         tally.hold.clear()
-        calls = [
+        asked = [
             {"trajectory": "t", "key": str(n), "name": "bump", "arguments": {"by": 1}}
             for n in range(5)
         ]
-        waiting = [asyncio.create_task(remote.post("/v1/call", {"calls": [one]})) for one in calls]
+        waiting = [asyncio.create_task(remote.post("/v1/call", {"calls": [one]})) for one in asked]
         while not server.refused:
             await asyncio.sleep(0.01)
         assert server.active == 2
@@ -388,14 +379,14 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             body = {"trajectory": name, "task": {"data": {"n": 1}}, "seed": 3}
             opened = {"trajectory": name, "tools": [tally.tool.schema], "opening": []}
             assert await remote.post("/v1/open", body) == opened
-        calls = [
+        asked = [
             {"trajectory": "t", "key": "1", "name": "bump", "arguments": {"by": 1}},
             {"trajectory": "missing", "key": "1", "name": "bump", "arguments": {"by": 1}},
             {"trajectory": "u", "key": "1", "name": "bump", "arguments": {"by": 10}},
             {"trajectory": "u", "key": "2", "name": "bump", "arguments": {"by": "x"}},
             {"trajectory": "u", "key": "3", "name": "jump", "arguments": {}},
         ]
-        answers = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        answers = (await remote.post("/v1/call", {"calls": asked}))["results"]
         missing = {"fault": "usage_error", "message": "No trajectory missing is open."}
         assert answers.pop(1) == missing
         found = [(one["result"]["text"], one["result"]["error"], one["state"]) for one in answers]
