@@ -18,6 +18,7 @@ from agentrl_cli.plugins.mcp_client.server import reset_tools
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
 from tests.helpers.processes import comes, free_port
+from tests.helpers.web import calls
 
 pytest.importorskip("mcp")
 
@@ -168,9 +169,7 @@ async def test_episodes_have_a_server_of_their_own_unless_it_is_shared(
         await tools["leave"].call(states[0], {})
     for state in states:
         await tools["step"].release(state)
-    again = await tools["step"].create(ToolContext())
-    assert (await tools["step"].call(again, {})).text == "1"
-    await tools["step"].release(again)
+    assert [one.text for one in await calls(tools["step"], {})] == ["1"]
 
 
 async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -> None:
@@ -208,17 +207,17 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
 
 @pytest.mark.parametrize("more", [{}, {"reset": "restart"}])
 async def test_a_server_that_did_not_start_is_tried_again(folder: Path, more: Any) -> None:
-    tools = by_name(mcp_tools("here", "small", stub("late", **more), folder))
+    step = by_name(mcp_tools("here", "small", stub("late", **more), folder))["step"]
     ctx = ToolContext()
     with pytest.raises(EnvError, match="no licence found"):
-        await tools["step"].create(ctx)
-    state = await tools["step"].create(ctx)
-    other = await tools["step"].create(ToolContext())
-    assert state is not other and (await tools["step"].call(state, {})).text == "1"
-    assert (await tools["step"].call(other, {})).text == "1"
-    for one in (state, other):
-        one.broken = True  # so that none waits for another episode
-        await tools["step"].release(one)
+        await step.create(ctx)
+    states = [await step.create(one) for one in (ctx, ToolContext())]
+    assert states[0] is not states[1]
+    for state in states:
+        assert (await step.call(state, {})).text == "1"
+    for state in states:
+        state.broken = True  # so that none waits for another episode
+        await step.release(state)
 
 
 async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Path) -> None:
@@ -229,9 +228,7 @@ async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Pa
     tools = by_name(load_tools([{"mcp": given}], folder))
     assert list(tools) == ["a_step", "step", "add"]
     assert tools["a_step"].schema["function"]["name"] == "a_step"
-    state = await tools["a_step"].create(ToolContext())
-    assert (await tools["a_step"].call(state, {})).text == "1"
-    await tools["a_step"].release(state)
+    assert [one.text for one in await calls(tools["a_step"], {})] == ["1"]
     with pytest.raises(ConfigError, match="'ad'") as caught:
         mcp_tools("here", "small", stub(tools=["ad"]), folder)
     assert "add" in (caught.value.hint or "")
@@ -302,6 +299,4 @@ def http(folder: Path) -> Iterator[str]:
 async def test_a_server_over_http(folder: Path, http: str) -> None:
     tools = by_name(mcp_tools("here", "small", {"url": http, "auth_token": "secret"}, folder))
     for _ in range(2):  # a closed connection is opened again by the next episode
-        state = await tools["add"].create(ToolContext())
-        assert (await tools["add"].call(state, {"a": 2, "b": 3})).text == "5"
-        await tools["add"].release(state)
+        assert [one.text for one in await calls(tools["add"], {"a": 2, "b": 3})] == ["5"]

@@ -28,7 +28,7 @@ from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.processes import comes
 from tests.helpers.train import set_environment, start, write_model
-from tests.helpers.tui import until, until_text
+from tests.helpers.tui import press, showing, until_text
 from tests.helpers.web import completion, served
 
 YAML = """\
@@ -289,18 +289,14 @@ async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int],
     assert shown[3].startswith(" ★gepa  0.750") and shown[3].endswith("└ bbbb")
     assert shown[1].index("candidate") == shown[2].index("aaaa")
     assert shown[-2:] == ["- Answer.", "+ Answer briefly."]
-    async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
-        await until_text(pilot, "optimize-01")
-        await pilot.press("enter")
-        text = await until_text(pilot, "+ Answer briefly.")
+    async with showing(AgentApp(db, RunsScreen), "optimize-01", size=size) as pilot:
+        text = await press(pilot, "enter", then="+ Answer briefly.")
         for part in ("2/40 episodes", "└ bbbb", "- Answer.", "0.750"):
             assert part in text
         long = PromptRow(run.id, "cccc", "bbbb", "gepa", {"system": "Answer at length."})
         with Store.open(db) as store:
             Prompts(store).add(long)
         await until_text(pilot, "cccc")
-        await pilot.press("k", "space", "j", "j")
-        await until_text(pilot, "DIFF aaaa -> cccc")
+        await press(pilot, "k", "space", "j", "j", then="DIFF aaaa -> cccc")
         assert isinstance(pilot.app.screen, PromptsScreen)
-        await pilot.press("k", "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ReplayScreen))
+        await press(pilot, "k", "enter", then=lambda: isinstance(pilot.app.screen, ReplayScreen))

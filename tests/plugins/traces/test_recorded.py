@@ -17,7 +17,7 @@ from agentrl_cli.tui.replay.screen import ReplayScreen
 from benchmarks.traces import traces
 from tests.helpers.cli import Cli
 from tests.helpers.packs import call, play
-from tests.helpers.tui import press, showing, until_text
+from tests.helpers.tui import press, showing, visible
 from tests.plugins.traces.test_atif import SUB_AGENTS
 from tests.plugins.traces.test_otlp import FORMS
 
@@ -180,8 +180,8 @@ async def test_the_screen_says_forced_and_shows_the_reasoning(
     with Store.open(tmp_path / "a.db", readonly=True) as store:
         id = store.episodes.resolve("last")
     app = AgentApp(tmp_path / "a.db", lambda reader: ReplayScreen(reader, id))
-    async with app.run_test(size=(120, 40)) as pilot:
-        text = await until_text(pilot, "TURNS")
+    async with showing(app, "TURNS", size=(120, 40)) as pilot:
+        text = visible(pilot.app)
         assert "LAYER plain" in text  # nothing was sampled: no marks
         assert re.search(r"\dt forced", text) and not re.search(r"\dt sampled", text)
         await press(pilot, "M", then="Let me see.")
