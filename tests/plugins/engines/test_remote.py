@@ -114,22 +114,18 @@ def sglang(version: str = "x", finish: str = "stop", **meta: Any) -> dict[str, A
     return {"text": "A", "output_ids": [65, STOP], "meta_info": found | meta}
 
 
-async def test_a_server_with_other_weights_is_named_and_refused(model: Path) -> None:
-    taken = {"success": True}
-    answers = [taken, sglang("run@1"), sglang("other@7"), taken, sglang("other@7")]
+async def test_weights_that_are_refused_and_a_server_with_others_are_named(model: Path) -> None:
+    taken, refused = {"success": True}, {"success": False, "message": "shape mismatch"}
+    answers = [refused, taken, sglang("run@1"), sglang("other@7"), taken, sglang("other@7")]
     async with policy_at(answers, SGLANG) as policy:
+        with pytest.raises(PolicyError, match=r"did not take the weights.*shape mismatch"):
+            await policy.load_weights(model, "run@1")
+        assert policy.weights_version == "m", "it keeps its version"
         await policy.load_weights(model, "run@1")
         assert (await policy.generate("a", [9, 10], SAMPLING)).weights_version == "run@1"
         with pytest.raises(PolicyError, match=r"weights 'other@7' and was given 'run@1'"):
             await policy.generate("a", [9, 10], SAMPLING)
     assert not answers
-
-
-async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> None:
-    async with policy_at({"success": False, "message": "shape mismatch"}, SGLANG) as policy:
-        with pytest.raises(PolicyError, match=r"did not take the weights.*shape mismatch"):
-            await policy.load_weights(model, "run@1")
-        assert policy.weights_version == "m"
 
 
 async def test_sglang_wire_format() -> None:
