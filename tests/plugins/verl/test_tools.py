@@ -422,7 +422,7 @@ async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
     assert done.outcome is Outcome.SOLVED, done.error
     assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
     parts = {part.name: part.value for part in done.reward_parts}
-    # SearchTool returned a list, which is no number.
+    # SearchTool returned a list, not a number.
     assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}
     results = [result for turn in done.turns for result in turn.results]
     assert [result.reward for result in results] == [-0.05, 0.0, -0.05]
