@@ -221,8 +221,13 @@ class Trajectories:
 
     async def _run(self, live: _Live, entry: Entry) -> dict[str, Any]:
         tool = live.env.tools[entry.name]
-        same = tool.pure and tool is self.tools.get(entry.name)  # not one that the row changes
-        key = json.dumps([entry.name, entry.arguments], sort_keys=True) if same else ""
+        key = ""
+        if tool.pure and tool is self.tools.get(entry.name):  # not one that the row changes
+            state = await live.env.create(entry.name)
+            # A tool's own state decides its answer, too: that of search is the corpus of its row.
+            own = "" if state is live.env.context else state
+            if isinstance(own, str):
+                key = json.dumps([entry.name, entry.arguments, own], sort_keys=True)
         answer, started = self._cache.get(key), time.time()
         if answer is not None:
             answer = {**answer, "state": _sent(live.env.context.state)}

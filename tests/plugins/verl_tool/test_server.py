@@ -25,6 +25,7 @@ from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
+from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.types import Outcome, Task, ToolResult
 from tests.helpers.chat import schema
 from tests.helpers.cli import Cli
@@ -176,6 +177,21 @@ async def test_only_pure_tools_are_cached_and_without_the_state_of_their_episode
         assert found == [("9", {"total": 5}), ("9", {})]
         assert (await trajectories.call(bump("c", 1, "u")))["result"]["text"] == "1"
     assert ran == ([3] if pure else [3, 3])
+
+
+async def test_rows_with_other_corpora_share_no_cached_passages(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"id": "a", "text": f"The owl of {name}."})
+        )
+    searching = SearchTool(corpus="one.jsonl").at(tmp_path)
+    async with world(tmp_path / "j.db", [searching]) as trajectories:
+        found = []
+        for name in ("one", "two"):
+            await trajectories.open(name, {"task": {"data": {"corpus": f"{name}.jsonl"}}})
+            answer = await trajectories.call(Call(name, "k", "search", {"query": "owl"}))
+            found.append(answer["result"]["text"])
+    assert found == ["[1] The owl of one.", "[1] The owl of two."]
 
 
 async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
