@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 T = TypeVar("T")
+WIDE, SMALL = (120, 40), (80, 24)
 
 
 def rendered(app: App[Any]) -> list[Strip]:
@@ -104,6 +105,14 @@ async def press(pilot: Pilot[Any], *keys: str, then: str | Callable[[], bool]) -
         return await until_text(pilot, then)
     await until(pilot, then)
     return ""
+
+
+async def walk(pilot: Pilot[Any], *steps: Sequence[str]) -> str:
+    """Take steps, each of them keys and the text that they bring, and return the last screen."""
+    shown = ""
+    for *keys, text in steps:
+        shown = await press(pilot, *keys, then=text)
+    return shown
 
 
 @asynccontextmanager

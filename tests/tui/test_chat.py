@@ -14,39 +14,25 @@ import pytest
 from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.session import Session
-from agentrl_cli.errors import PolicyError, UsageError
+from agentrl_cli.errors import PolicyError
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.chat.commands import complete, parse_command
+from agentrl_cli.tui.chat.commands import COMMANDS, HELP, complete, parse_command
 from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.chat.transcript import ChatLine, read_history
 from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
-from agentrl_cli.types import Origin
 from tests.helpers.session import open_chat
-from tests.helpers.tui import press, screen_of, until, until_text, visible
+from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 
 
 def session(replies: Sequence[str], **options: Any) -> tuple[Session, list[dict[str, Any]]]:
     return open_chat(replies, ToolEnv([as_tool("calculator")]), **options)
-
-
-async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls_run() -> None:
-    made, _ = session(["unused", "54."])
-    await made.begin()
-    with pytest.raises(UsageError):
-        await made.as_model("without a question")
-    await made.user("12*4.5?")
-    assert made.talk.transcript.messages[-1]["content"] == "unused"
-    await made.as_model(CALL)  # replaces the model's answer
-    assert set(made.talk.transcript.parts[1].origin.tolist()) == {Origin.FORCED}
-    assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]
-    assert made.turns[2].results[0].text == "54"
 
 
 async def serve(
@@ -64,9 +50,15 @@ async def serve(
 
 @pytest.fixture
 def script(tmp_path: Path) -> list[str]:
-    path = tmp_path / "replies.json"
-    path.write_text(json.dumps([CALL, "It is 54."]), "utf-8")
-    return ["--model", "scripted", "--script", str(path), "--db", str(tmp_path / "c.db")]
+    return scripted(tmp_path, CALL, "It is 54.")
+
+
+def scripted(folder: Path, *replies: str) -> list[str]:
+    """A model that says this, and a store that is there."""
+    path, db = folder / "replies.json", folder / "c.db"
+    path.write_text(json.dumps(replies), "utf-8")
+    Store.open(db).close()
+    return ["--model", "scripted", "--script", str(path), "--db", str(db)]
 
 
 async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[str]) -> None:
@@ -143,25 +135,67 @@ async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> No
     assert [turn.role for turn in server.session.turns] == ["user", "assistant"]
 
 
-def test_commands_are_read() -> None:
-    assert parse_command("hello /there").values == {"text": "hello /there"}
-    assert parse_command('/call run {"a": 1}').values == {"name": "run", "arguments": {"a": 1}}
-    assert "not JSON" in parse_command("/call run {a}").problem
-    assert "starting at column" in parse_command('/call run {"a').problem
-    assert (
-        parse_command("/reward 0.5").values == {"value": 0.5}
-        and parse_command("/reward").op == "reward"
-    )
-    assert parse_command("y").op == "user" and parse_command("y", asked=True).values == {
-        "run": True
+@pytest.mark.parametrize(
+    ("line", "asked", "op", "values"),
+    [
+        ("hello /there", False, "user", {"text": "hello /there"}),
+        ('/call run {"a": 1}', False, "call", {"name": "run", "arguments": {"a": 1}}),
+        ("/reward 0.5", False, "reward", {"value": 0.5}),
+        ("/reward", False, "reward", {}),
+        ("/as-user and you?", False, "user", {"text": "and you?"}),
+        ("/as-model I say 7.", False, "as_model", {"text": "I say 7."}),
+        ("/as-tool 99", False, "as_tool", {"text": "99"}),
+        ("/retry", False, "retry", {}),
+        ("/undo", False, "undo", {}),
+        ("/set temperature 0.5", False, "set", {"temperature": 0.5}),
+        ("/approve", False, "approve", {"on": True}),
+        ("/approve off", False, "approve", {"on": False}),
+        ("/simulate on", False, "simulate", {"on": True}),
+        ("/simulate", False, "simulate", {}),
+        ("y", False, "user", {"text": "y"}),
+        ("y", True, "answer", {"run": True}),
+        ("none", True, "answer", {"run": False, "rest": True}),
+        ("/as-tool 54", True, "answer", {"run": False, "text": "54"}),
+        ("  ", False, "", {}),
+    ],
+)
+def test_commands_are_read(line: str, asked: bool, op: str, values: dict[str, Any]) -> None:
+    read = parse_command(line, asked=asked)
+    assert (read.op, read.values, read.problem) == (op, values, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("/call run {a}", "not JSON"),
+        ('/call run {"a', "starting at column"),
+        ("/retri", "/retry"),
+        ("/set temperature x", ""),
+        ("/set lr 1", ""),
+        ("/simulate maybe", ""),
+        ("/set max_new_tokens inf", "is not a number"),
+        ("/set top_k nan", "is not a number"),
+        ("/reward nan", "is not a number"),
+    ],
+)
+def test_mistakes_in_commands_are_named(line: str, problem: str) -> None:
+    found = parse_command(line).problem
+    assert found and problem in found
+
+
+def test_help_and_completion_know_every_command() -> None:
+    assert [command for command in COMMANDS if command not in f"{HELP} /exit"] == []
+    assert [parse_command(line).local for line in ("/words", "/mask")] == ["/words", "/mask"]
+    tools = ["calculator", "call_me", "run_python"]
+    known = {
+        "/unk": ("/unk", []),
+        "hello": ("hello", []),
+        "/und": ("/undo ", ["/undo"]),
+        "/as": ("/as-", ["/as-model", "/as-tool", "/as-user"]),
+        "/call ca": ("/call cal", ["calculator", "call_me"]),
+        "/set t": ("/set t", ["temperature", "top_k", "top_p"]),
     }
-    assert parse_command("/as-tool 54", asked=True).values == {"run": False, "text": "54"}
-    assert "/retry" in parse_command("/retri").problem
-    assert parse_command("/set temperature x").problem and parse_command("/set lr 1").problem
-    for line in ("/set max_new_tokens inf", "/set top_k nan", "/reward nan"):
-        assert "is not a number" in parse_command(line).problem
-    assert parse_command("/words").local == "/words"
-    assert parse_command("  ").op == "" and parse_command("/mask").local == "/mask"
+    assert {line: complete(line, tools) for line in known} == known
 
 
 def test_mask_and_logprobs_show_under_the_tokens() -> None:
@@ -170,20 +204,31 @@ def test_mask_and_logprobs_show_under_the_tokens() -> None:
              "logp": [-0.01, -3.0, None], "calls": [], "results": [], "content": "ok"}  # fmt: skip
     decoder = TokenTexts(tokenizer.json)
     assert turn_view(event, decoder).texts == ["o", "k", "<|im_end|>"]
-    masked = "\n".join(text.plain for text in event_lines(event, decoder, "mask", 60))
-    assert "TTffffffffff" in masked
-    likely = "\n".join(text.plain for text in event_lines(event, decoder, "logprobs", 60))
-    assert "_#" in likely and "least likely p 0.0498" in likely
+    for mode, shown in (
+        ("mask", "TTffffffffff"),
+        ("logprobs", "_#"),
+        ("logprobs", "least likely p 0.0498"),
+    ):
+        assert any(shown in line.plain for line in event_lines(event, decoder, mode, 60))
     (line,) = event_lines({**event, "again": 2, "calls": [{"raw": "{ oops"}]}, decoder, "", 60)
     assert line.plain == "assistant  2× in a row no call that can be run: { oops"
+    failed = {"text": "Traceback\n  line 1", "error": "exception"}
+    tool = {**event, "role": "tool", "content": "", "results": [failed]}
+    lines = [line.plain for line in event_lines(tool, TokenTexts(), "", 80)]
+    assert lines[1:] == ["  ERROR exception", "  Traceback", "    line 1"], "it is named once"
+
+
+def piped(script: list[str], lines: str, *more: str) -> str:
+    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *more, *script]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> None:
     lines = (
         'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
     )
-    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *script]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    said = piped(script, lines)
     for shown in (
         "tools: calculator",
         "/task 1 opens the first",
@@ -194,34 +239,27 @@ def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> Non
         "person",
         "no command /bogus",
     ):
-        assert shown in done.stdout, shown
+        assert shown in said, shown
     with Store.open(tmp_path / "c.db", readonly=True) as store:
-        assert (
-            store.episodes.get("last").kind == "chat" and store.episodes.get("last").reward == 1.0
-        )
+        last = store.episodes.get("last")
+    assert (last.kind, last.reward) == ("chat", 1.0)
 
 
 def test_a_chat_that_asks_about_a_call_can_be_left(script: list[str]) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", "--approve"]
-    lines = "what is 12*4.5?\n/quit\nnever sent\n"
-    command += script
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
-    assert "run this?" in done.stdout and "not run" in done.stdout
-    assert "y, n or" not in done.stdout and "never sent" not in done.stdout
+    said = piped(script, "what is 12*4.5?\n/quit\nnever sent\n", "--approve")
+    assert "run this?" in said and "not run" in said
+    assert "y, n or" not in said and "never sent" not in said
 
 
 async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(
     script: list[str], tmp_path: Path
 ) -> None:
-    Store.open(tmp_path / "c.db").close()
     client = ChatClient([*script, "--pack", "calc-task"])
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.press(*"hi", "enter")
-        screen = pilot.app.screen
-        assert isinstance(screen, ChatScreen) and [
-            command.values for command in screen.waiting
-        ] == [{"text": "hi"}]
+        screen = screen_of(pilot, ChatScreen)
+        assert [command.values for command in screen.waiting] == [{"text": "hi"}]
         await until_text(pilot, "It is 54.")
         assert not screen.waiting
 
@@ -243,30 +281,15 @@ async def test_nothing_is_sent_before_the_process_has_started() -> None:
         await ChatClient([]).send("cancel")
 
 
-def test_completion_knows_commands_tools_and_settings() -> None:
-    tools = ["calculator", "call_me", "run_python"]
-    assert complete("/unk", tools) == ("/unk", []) and complete("hello", tools) == ("hello", [])
-    assert complete("/und", tools) == ("/undo ", ["/undo"])
-    assert complete("/as", tools) == ("/as-", ["/as-model", "/as-tool", "/as-user"])
-    assert complete("/call ca", tools) == ("/call cal", ["calculator", "call_me"])
-    assert complete("/set t", tools)[1] == ["temperature", "top_k", "top_p"]
-
-
 async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_path: Path) -> None:
-    script = tmp_path / "script.json"
-    script.write_text(json.dumps(["one", "two", "three"]))
-    client = ChatClient(
-        ["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")]
-    )
+    client = ChatClient(scripted(tmp_path, "one", "two", "three"))
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
-    async with app.run_test(notifications=True, size=(80, 24)) as pilot:
-        await until(pilot, lambda: "your turn" in visible(app))
+    async with showing(app, "your turn", notifications=True, size=SMALL) as pilot:
         text = await press(pilot, *"hi", "ctrl+j", *"you", "enter", then="one")
         assert "hi" in text and "you" in text
         await until_text(pilot, "your turn")
-        assert "CHAT TEMPLATE" in await press(
-            pilot, "f5", then="CONTEXT 14 tokens"
-        ) and "<|im_start|>" in visible(app)
+        text = await press(pilot, "f5", then="CONTEXT 14 tokens")
+        assert "CHAT TEMPLATE" in text and "<|im_start|>" in text
         await pilot.press("f5", "up")
         line = app.screen.query_one(ChatLine)
         assert line.text == "hi\nyou"

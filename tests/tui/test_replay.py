@@ -23,6 +23,8 @@ from agentrl_cli.tui.common.picture import picture_rows
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
+from agentrl_cli.tui.replay import related
+from agentrl_cli.tui.replay.panels import step_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import EpisodesScreen
 from agentrl_cli.types import (
@@ -40,9 +42,18 @@ from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.trees import chain, episode, fork, sub_agent, three_leaves
-from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
+from tests.helpers.tui import (
+    SMALL,
+    WIDE,
+    press,
+    screen_of,
+    showing,
+    until,
+    until_text,
+    visible,
+    walk,
+)
 
-WIDE, SMALL = (120, 40), (80, 24)
 EP = "ep0120003"
 
 
@@ -63,31 +74,16 @@ def tokens(app: App[int]) -> TokenView:
 
 async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
     async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
-        view, screen = tokens(pilot.app), pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
+        view, screen = tokens(pilot.app), screen_of(pilot, ReplayScreen)
         start = view.cursor
-        await pilot.press("J", "right")
-        assert view.cursor == start + 2 and "TOKEN 3/64" in visible(pilot.app)
-        await pilot.press("K", "left", "j")
-        assert "TOKEN 1/22" in visible(pilot.app) and "not trained" in visible(pilot.app)
-        for key, cursor in (("g", 0), ("G", 146)):
+        await walk(pilot, ("J", "right", "TOKEN 3/64"), ("K", "left", "j", "TOKEN 1/22"))
+        assert "not trained" in visible(pilot.app)
+        for key, cursor in (("g", 0), ("G", 146), ("up", 132)):
             await pilot.press(key)
             assert view.cursor == cursor
-        await pilot.press("up")
-        assert 0 < view.cursor < 146
-        await press(
-            pilot,
-            "g",
-            "k",
-            "down",
-            "pagedown",
-            "pageup",
-            "slash",
-            *"total",
-            "enter",
-            then="matches, . for the next",
-        )
-        assert '" total"' in visible(pilot.app)
+        moves = ("g", "k", "down", "pagedown", "pageup")
+        found = "matches, . for the next"
+        assert '" total"' in await walk(pilot, (*moves, "slash", *"total", "enter", found))
         first = view.cursor
         await pilot.press("full_stop")
         assert view.cursor != first
@@ -96,10 +92,12 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         assert view.cursor == 59
         await pilot.press("space")
         assert "I need the total" not in visible(pilot.app)
-        await pilot.press("space", "apostrophe")
-        assert "I need the total" in visible(pilot.app)
-        await press(pilot, "B", then="This episode has one branch.")
-        assert "4  episode id" in await press(pilot, "y", then="copy")
+        await walk(
+            pilot,
+            ("space", "apostrophe", "I need the total"),
+            ("B", "This episode has one branch."),
+            ("y", "4  episode id"),
+        )
         for _ in range(2):  # typed ahead: the second reaches a window that is closed
             pilot.app.screen.post_message(Key("4", "4"))
         await pilot.pause()
@@ -110,7 +108,6 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         await until_text(pilot, "too small")
         await pilot.resize_terminal(*WIDE)
         await until_text(pilot, "TOKEN 2/64")
-        assert view.cursor == start + 1
         text = await press(pilot, "J", "l", then="4 of 8")
         assert "TOKEN 3/64" in text and "reward 1.20" in text
         await press(pilot, "h", "h", then="2 of 8")
@@ -127,24 +124,12 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dimmed: list[dict[str, float]] = []
-    async with replay(db).run_test(size=(170, 44)) as pilot:
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
-        await until_text(pilot, "BESIDE")
+    later = {"failure", "diff", "steps", "beside"}
+    names = {"group", "turns", "reward", "token", "why", "map", *later}
+    async with showing(replay(db), "BESIDE", size=(170, 44)) as pilot:
+        screen = screen_of(pilot, ReplayScreen)
 
         def opacity() -> dict[str, float]:
-            names = (
-                "group",
-                "turns",
-                "reward",
-                "token",
-                "why",
-                "map",
-                "failure",
-                "diff",
-                "steps",
-                "beside",
-            )
             return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
 
         def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
@@ -155,14 +140,10 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
         monkeypatch.setattr(screen.panes, "paint", before_paint)
         await until(pilot, lambda: set(opacity().values()) == {1.0})
         before = screen.episode_id
-        await press(
-            pilot,
-            "l",
-            then=lambda: screen.episode_id != before and set(opacity().values()) == {1.0},
-        )
+        await pilot.press("l")
+        await until(pilot, lambda: screen.episode_id != before and {*opacity().values()} == {1.0})
     assert set(dimmed[0].values()) == {0.35}
-    later = {"failure", "diff", "steps", "beside"}
-    assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
+    assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= names - later
 
 
 async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
@@ -193,47 +174,23 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
 
 
 async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=SMALL) as pilot:
-        text = await until_text(pilot, "1* 2. 3> 4*")
-        assert (
-            "I need the total" in text
-            and "logp -0.130 p .878  trained yes" in text
-            and "GROUP" not in text
-        )
-        assert "step 120 > calc/0417 > 3 of 8   reward 0.00   failed   adv -0.77   trained" in text
-        await pilot.press("tab")
-        assert "REWARD" in visible(pilot.app) and "I need the total" not in visible(pilot.app)
+    async with showing(replay(db), "1* 2. 3> 4*", notifications=True, size=SMALL) as pilot:
+        assert "I need the total" not in await press(pilot, "tab", then="REWARD")
         assert "WHY IT FAILED" not in visible(pilot.app)
-        await pilot.press(
-            "pagedown", "pagedown"
-        )  # scrolls what is shown, not the transcript behind it
+        await pilot.press("pagedown", "pagedown")  # scrolls what is shown, not the transcript
         assert "BADARG" in await until_text(pilot, "WHY IT FAILED")
-        await pilot.press("tab")
-        assert "GROUP calc/0417" in visible(pilot.app)
-        await pilot.press("tab")
-        assert "I need the total" in visible(pilot.app)
+        await walk(pilot, ("tab", "GROUP calc/0417"), ("tab", "I need the total"))
 
 
 def half_written(path: Path) -> None:
     """Episodes as a run leaves them when it is killed, or before it has trained."""
     done = demo.episode(demo.Words(), 1, solved=True)
-    nan = np.full(3, np.nan, np.float32)
-    odd = Tokens(
-        np.arange(3, dtype=np.int32),
-        np.full(3, 4, np.int8),
-        nan,
-        nan,
-        nan,
-        np.full((3, 5), -1, np.int32),
-        np.full((3, 5), np.nan, np.float32),
-    )
+    odd = Tokens.from_ids([0, 1, 2], [Origin.MODEL] * 3)
+    said = Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3)
     with Store.open(path) as store:
-        store.episodes.start(Episode("begun", "t/1"))
-        store.episodes.start(Episode("nan", "t/2"))
-        store.episodes.add_turn(
-            "nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd
-        )
-        store.episodes.start(Episode("cut", "t/3", turns=()))
+        for number, name in enumerate(("begun", "nan", "cut")):
+            store.episodes.start(Episode(name, f"t/{number}"))
+        store.episodes.add_turn("nan", said, odd)
         for turn in done.turns[:2]:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
 
@@ -268,16 +225,18 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
 
 
 async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
-    async with AgentApp(db, lambda reader: EpisodesScreen(reader, Browse())).run_test(
-        notifications=True, size=WIDE
-    ) as pilot:
-        text = await until_text(pilot, "9 episodes")
+    app = AgentApp(db, lambda reader: EpisodesScreen(reader, Browse()))
+    async with showing(app, "9 episodes", notifications=True, size=WIDE) as pilot:
+        text = visible(app)
         assert "ep_live" in text and "running" in text
-        await press(pilot, "o", "o", then="sort -reward")
-        assert "reward" in await press(pilot, "f", *"rewrd:>1", "enter", then="rewrd")
-        await press(pilot, *["backspace"] * 8, *"reward:>1", "enter", then="3 episodes")
-        await press(pilot, "j", "enter", then="agentrl replay")
-        await press(pilot, "q", then="agentrl episodes")
+        await walk(
+            pilot,
+            ("o", "o", "sort -reward"),
+            ("f", *"rewrd:>1", "enter", "Did you mean reward"),
+            (*["backspace"] * 8, *"reward:>1", "enter", "3 episodes"),
+            ("j", "enter", "agentrl replay"),
+            ("q", "agentrl episodes"),
+        )
 
 
 async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
@@ -336,12 +295,20 @@ async def test_a_list_that_is_read_again_stays_on_its_episode(tmp_path: Path) ->
 
 
 def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
+    cli.always = ("--db", str(db))
     with Store.open(db, readonly=True) as store:
         wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id
-    out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db))
+    out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward")
     assert wanted in out.splitlines()[0]
-    more = ("-f", "reward:>99", "--db", str(db))
-    cli("replay", "--plain", *more, code=2, said="No episode matches")
+    solved = cli("replay", "last", "--plain", "-f", "outcome:solved")
+    assert "solved" in solved.splitlines()[0]
+    for words, said in (
+        ("--plain -f reward:>99", "No episode matches"),
+        ("zzz", "No episode named 'zzz'"),
+        (f"{EP} --plain --layer nope", "push, advantage"),
+        (f"{EP} --filter rewrd:<1 --svg x.svg", "reward"),
+    ):
+        cli("replay", *words.split(), code=2, said=said)
 
 
 def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
@@ -353,9 +320,10 @@ def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
         "*correct",
         "DIFF with sibling #1",
         "! BADARG",
+        "eeeeee",
+        "abcdefg down",
     ):
         assert shown in out, shown
-    assert "eeeeee" in out and "abcdefg down" in out
 
 
 def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
@@ -375,18 +343,6 @@ def test_without_colours_the_glyphs_say_the_same(
     text = (cli.folder / "r.svg").read_text("utf-8")
     assert "eeeeee" in text and "~~~~" in text
     cli("replay", EP, "--svg", "none/r.svg", "--db", str(db), code=3, said="could not be written")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["replay", "zzz"], "No episode named 'zzz'"),
-        (["replay", EP, "--plain", "--layer", "nope"], "push, advantage"),
-        (["replay", EP, "--filter", "rewrd:<1", "--svg", "x.svg"], "reward"),
-    ],
-)
-def test_mistakes_get_a_message(db: Path, cli: Cli, arguments: list[str], said: str) -> None:
-    cli(*arguments, "--db", str(db), code=2, said=said)
 
 
 async def test_following_goes_on_to_the_newest_episode_until_something_moves(
@@ -419,41 +375,33 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
         assert screen.episode_id == "newer"
 
 
-async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
-    from agentrl_cli.tui.replay import related
-    from agentrl_cli.tui.replay.panels import step_lines
-
+def test_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
         assert related.same_failure(store, EP) == [("BADARG", 5, 8)]
         assert related.same_failure(store, "ep0120001") == []
         assert related.by_step(store, EP) == ("", [])
-    async with replay(db).run_test(notifications=True, size=(120, 60)) as pilot:
-        text = await until_text(pilot, "in step 120")
-        assert "BADARG: 5 of 8 in step 120" in text and "BY STEP" not in text
     many = [(step, step / 100, 4) for step in range(0, 100, 10)]
     title, line = step_lines("eval", many, 90, 40)
-    assert title.plain.startswith("BY STEP  this task in evaluations") and line.plain.split() == [
-        "60:0.60", "70:0.70", "80:0.80", "90:0.90"
-    ]  # fmt: skip
+    assert title.plain.startswith("BY STEP  this task in evaluations")
+    assert line.plain.split() == ["60:0.60", "70:0.70", "80:0.80", "90:0.90"]
+
+
+RIGHT = (RewardPart("r", 1.0, primary=True),)
 
 
 def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_path: Path) -> None:
     def tried(name: str, weight: float, p: float, **changes: Any) -> None:
         tokens = Tokens.from_ids(list(range(6)), [Origin.USER] * 2 + [Origin.MODEL] * 4)
-        part = (RewardPart("r", 1.0, primary=True),)
         episode = Episode(
-            name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, reward_parts=part,
+            name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, reward_parts=RIGHT,
             outcome=Outcome.SOLVED, fact="trained", advantage=weight,
         ).with_(**changes)  # fmt: skip
         store.episodes.finish(episode)
-        nan, span = np.full(2, np.nan), np.ones(4)
-        whole = [
-            np.concatenate([nan, span * number]).astype(np.float32)
+        pushed, logp, ratio = (
+            np.array([np.nan, np.nan, *[number] * 4], np.float32)
             for number in (weight, math.log(p), 1.0)
-        ]
-        store.signals.add(
-            name, TrainSignals(whole[0], whole[1], whole[2], np.zeros(6, np.int8), whole[0])
         )
+        store.signals.add(name, TrainSignals(pushed, logp, ratio, np.zeros(6, np.int8), pushed))
         store.flush()
 
     with Store.open(tmp_path / "b.db") as store:
@@ -463,9 +411,8 @@ def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_
         tried("skipped", 9.0, 0.1, fact="skipped:no_signal: all rewards of the group are equal")
         assert store.episodes.resolve("best") == "pushed"
         assert store.episodes.resolve("best@t1.0") == "pushed"
-        assert store.signals.push_scale(None) == pytest.approx(
-            9.0 * 0.9, rel=0.2
-        )  # the failed one trained too
+        # the failed one trained too
+        assert store.signals.push_scale(None) == pytest.approx(9.0 * 0.9, rel=0.2)
         assert store.signals.push_scale("nosuch") == 0.0
 
 
@@ -506,10 +453,8 @@ def tree(words: demo.Words) -> demo.Writer:
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trees") / "agentrl.db"
-    run = demo.fill(path)
-    words = demo.Words()
-    w = tree(words)
-    plain = demo.episode(words, 1, solved=True)
+    run, words = demo.fill(path), demo.Words()
+    w, plain = tree(words), demo.episode(words, 1, solved=True)
     one = plain.with_(id="tree", group_id=None, run_id=run, turns=tuple(w.turns), tokens=w.tokens())
     with Store.open(path) as store:
         store.tokenizers.add("tree-tokenizer", words.json(), "", {})
@@ -519,37 +464,30 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_tree_of_turns_by_hand() -> None:
-    assert fork_depths(episode(chain()).parents) == [0] * 6
-    assert fork_depths(episode(fork()).parents) == [0, 0, 0, 0, 1, 1]
-    assert fork_depths(episode(sub_agent()).parents) == [0, 0, 1, 1, 0, 0]
+    depths = [fork_depths(episode(turns()).parents) for turns in (chain, fork, sub_agent)]
+    assert depths == [[0] * 6, [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
     assert list(indentation(episode(three_leaves())).values()) == ["", "", "", "", "└", " ", "└"]
     assert spans([0, 1, 2, 4, 6, 7]) == "0-2 4 6-7"
 
 
 async def test_replay_shows_the_tree_and_each_branch_alone(trees: Path) -> None:
-    app = AgentApp(trees, lambda reader: ReplayScreen(reader, "tree"))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        text = await until_text(pilot, "3 branches")
-        assert (
-            "> 1 asst +tool" in text
-            and "  2 └user" in text
-            and "  4 tool" in text
-            and "  6 └tool" in text
-        )
-        assert (
-            "TURN 2/7 user  another context" in text and "TURN 4/7 tool  continues turn 1" in text
-        )
-        screen = screen_of(pilot, ReplayScreen)
-        text = await press(pilot, "B", then="BRANCH 1 of 3: turns 2-3")
-        assert "the expert: what is the price" in text and "It costs 54" not in text
-        text = await press(pilot, "B", then="BRANCH 2 of 3: turns 0-1 4-5")
-        assert "It costs 54" in text and "It costs 12" not in text and "▸ TURN 3/7" in text
-        text = await press(pilot, "B", then="BRANCH 3 of 3: turns 0-1 6-7")
-        assert "It costs 12" in text and "It costs 54" not in text
-        block = screen.panes.tokens.view.blocks[6] if screen.panes.tokens.view is not None else None
-        assert (
-            block is not None and screen.panes.tokens.cursor == block.start
-        )  # the first token that is the branch's own
+    app = replay(trees, "tree")
+    async with showing(app, "3 branches", notifications=True, size=WIDE) as pilot:
+        text = visible(app)
+        for line in ("> 1 asst +tool", "  2 └user", "  4 tool", "  6 └tool"):
+            assert line in text
+        for line in ("TURN 2/7 user  another context", "TURN 4/7 tool  continues turn 1"):
+            assert line in text
+        for branch, shows, hides in (
+            ("1 of 3: turns 2-3", "the expert: what is the price", "It costs 54"),
+            ("2 of 3: turns 0-1 4-5", "It costs 54", "It costs 12"),
+            ("3 of 3: turns 0-1 6-7", "It costs 12", "It costs 54"),
+        ):
+            text = await press(pilot, "B", then=f"BRANCH {branch}")
+            assert shows in text and hides not in text
+        view = tokens(app)
+        # the first token that is the branch's own
+        assert view.view is not None and view.cursor == view.view.blocks[6].start
         await press(pilot, "B", then=lambda: "BRANCH" not in visible(app))
         assert "It costs 54" in visible(app)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.text import clip, keep_end, pad, wrap
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
-from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.tui.whatif.view import reward_lines
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 from tests.helpers.processes import run_code
+
+NAN = math.nan
 
 
 def signals(n: int, **arrays: list[float]) -> TrainSignals:
@@ -75,8 +77,7 @@ def test_a_vocabulary_that_is_not_byte_level_goes_through_tokenizers() -> None:
 )
 def test_without_a_usable_tokenizer_tokens_show_as_ids(broken: str | None) -> None:
     decoder = TokenTexts(broken)
-    assert decoder.texts([5, 70000]) == ["⟨5⟩", "⟨70000⟩"]
-    assert decoder.problem
+    assert decoder.problem and decoder.texts([5, 70000]) == ["⟨5⟩", "⟨70000⟩"]
 
 
 def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> None:
@@ -89,13 +90,10 @@ def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> N
         clipped=[0, 0, 0, 0, 0, 0, 0, 1],
     )
     assert given.push[1:6].tolist() == pytest.approx([0.002, 0.5, 0.25, -0.5, 3.6], abs=1e-6)
-    layer = LAYERS["push"]
-    shown = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0.5))
-    assert (
-        shown == ".076g7a~"
-    )  # p .998 is pale, half the scale is a step less, above the scale is the top
-    quiet = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 5.0))
-    assert quiet == ".032c60~"  # the same numbers in a run that pushes ten times as hard
+    # p .998 is pale, half the scale is a step less, above the scale is the top
+    assert glyphs("push", tokens, given, 0.5) == ".076g7a~"
+    # the same numbers in a run that pushes ten times as hard
+    assert glyphs("push", tokens, given, 5.0) == ".032c60~"
 
 
 def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> None:
@@ -110,30 +108,26 @@ def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> N
 def test_map_keeps_a_lone_trained_token() -> None:
     classes = np.zeros(1000, np.int8)
     classes[503] = 3
-    line = map_line(classes, 7, 50)
-    assert len(line) == 50 and line.count(3) == 1 and line.index(3) == 25
+    assert map_line(classes, 7, 50) == [*[0] * 25, 3, *[0] * 24]
 
 
-def view_of(text: str, width: int, **options: object) -> tuple[episode_view.EpisodeView, Layout]:
+def view_of(text: str, width: int, **options: Any) -> Layout:
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
     turn = Turn(0, "assistant", (), 0, len(ids))
     tokens = Tokens.from_ids(ids, [Origin.MODEL] * len(ids))
-    view = episode_view.make_view(
-        Episode("e", "t", turns=(turn,), tokens=tokens), TokenTexts(tokenizer.json)
-    )
-    return view, Layout(view, width, **options)  # type: ignore[arg-type]  # options of Layout, by name
+    episode = Episode("e", "t", turns=(turn,), tokens=tokens)
+    return Layout(episode_view.make_view(episode, TokenTexts(tokenizer.json)), width, **options)
 
 
 @pytest.mark.parametrize("width", [8, 13, 40])
 def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> None:
-    _, layout = view_of("def f(x):\n\treturn x\n\n日本語日本語 <tool_response> the end", width)
-    pieces = [piece for kind, a, b in layout.lines if kind == Kind.TEXT for piece in range(a, b)]
+    layout = view_of("def f(x):\n\treturn x\n\n日本語日本語 <tool_response> the end", width)
+    spans = [(a, b) for kind, a, b in layout.lines if kind == Kind.TEXT]
+    pieces = [piece for a, b in spans for piece in range(a, b)]
     assert pieces == list(range(len(layout.piece_token)))
     assert set(layout.piece_token) == set(range(len(layout.view.tokens)))
-    for kind, a, b in layout.lines:
-        if kind == Kind.TEXT:
-            assert sum(layout.piece_cells[a:b]) <= width
+    assert all(sum(layout.piece_cells[a:b]) <= width for a, b in spans)
     for token in range(len(layout.view.tokens)):
         assert layout.token_at(layout.line_of(token), layout.cell_of(token)) == token
 
@@ -155,18 +149,6 @@ def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
     assert episode_view.first_difference(np.asarray(a, np.int32), np.asarray(b, np.int32)) == at
 
 
-def test_token_numbers_say_what_is_stored() -> None:
-    ep = demo.episode(demo.Words(), 3, solved=False)
-    given = demo.signals_of(ep)
-    view = episode_view.make_view(ep, TokenTexts(), signals=given)
-    token = next(b.start for b in view.blocks if b.role == "assistant")
-    facts = dict(inspector.token_numbers(view, token))
-    assert facts["advantage"] == "-0.77" and facts["weight"] == f"{given.weight[token]:+.4g}"
-    assert facts["trained"].startswith("yes") and facts["origin"] == "model"
-    assert dict(inspector.token_numbers(view, 0)) == {"origin": "template", "trained": "no"}
-    assert len(inspector.top_alternatives(view, token)) == 5
-
-
 def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
     code = ToolCall("1", "run_python", {"code": "a = 1\nprint(a)"}, "")
     assert [text.strip() for _, text in call_notes(code)] == [
@@ -178,35 +160,50 @@ def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
     assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
 
 
-def glyphs(name: str, tokens: Tokens, given: TrainSignals | None) -> str:
+def glyphs(name: str, tokens: Tokens, given: TrainSignals | None, scale: float = 0) -> str:
     layer = LAYERS[name]
-    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0))
+    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, scale))
 
 
-def test_layers_tell_direction_strength_clipping_probability_and_what_may_train() -> None:
-    weight = [math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan]
-    given = signals(7, weight=weight, clipped=[0, 0, 0, 0, 0, 1, 0])
-    assert glyphs("weight", model_tokens([0, 4, 4, 4, 4, 4, 3]), given) == ".#+-=~."
-    flat = signals(3, advantage=[0.0, 0.0, math.nan])
-    assert glyphs("advantage", model_tokens([4, 4, 0]), flat) == "00."
-    logp = [*(math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)), math.nan]
+@pytest.mark.parametrize(
+    ("layer", "origin", "arrays", "shown"),
+    [
+        (
+            "weight",
+            [0, 4, 4, 4, 4, 4, 3],
+            {"weight": [NAN, 1.0, 0.2, -0.2, -0.9, 0.0, NAN], "clipped": [0, 0, 0, 0, 0, 1, 0]},
+            ".#+-=~.",
+        ),
+        ("advantage", [4, 4, 0], {"advantage": [0.0, 0.0, NAN]}, "00."),
+        ("mask", [0, 4, 5], {"weight": [0.1, 0.1, NAN]}, "XTf"),
+        (
+            "ratio",
+            [4] * 5,
+            {"ratio": [1.0, 0.5, 2.0, 2.0, NAN], "clipped": [0, 0, 0, 1, 0]},
+            "_<>~.",
+        ),
+    ],
+)
+def test_layers_tell_direction_strength_clipping_and_what_may_train(
+    layer: str, origin: list[int], arrays: dict[str, list[float]], shown: str
+) -> None:
+    assert glyphs(layer, model_tokens(origin), signals(len(origin), **arrays)) == shown
+
+
+def test_the_layer_of_probabilities() -> None:
+    logp = [*(math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)), NAN]
     assert glyphs("logp", model_tokens([4, 4, 4, 4, 4, 0], logp), None) == "_-=#!."
-    given = signals(3, weight=[0.1, 0.1, math.nan])
-    assert glyphs("mask", model_tokens([0, 4, 5]), given) == "XTf"
-    ratio = signals(5, ratio=[1.0, 0.5, 2.0, 2.0, math.nan], clipped=[0, 0, 0, 1, 0])
-    assert glyphs("ratio", model_tokens([4] * 5), ratio) == "_<>~."
 
 
 def test_glyph_rows_and_folds_are_as_asked() -> None:
     for asked, rows in (("sampled", 2), ("all", 2), ("none", 0)):
-        lines = view_of("a\nb", 20, glyphs=asked)[1].lines
+        lines = view_of("a\nb", 20, glyphs=asked).lines
         assert sum(kind == Kind.GLYPH for kind, _, _ in lines) == rows
-    _, layout = view_of("a\nb\nc", 20, folded=frozenset({0}))
+    layout = view_of("a\nb\nc", 20, folded=frozenset({0}))
     assert layout.lines == [(Kind.HEAD, 0, 0)] and layout.line_of(2) == 0
-    _, layout = view_of("a\nb", 20, glyphs="none")
-    assert [layout.text_line_near(line, step) for line, step in ((0, 1), (1, 1), (2, -1), (9, -1))] == [
-        1, 2, 1, 2
-    ]  # fmt: skip
+    layout = view_of("a\nb", 20, glyphs="none")
+    near = {(0, 1): 1, (1, 1): 2, (2, -1): 1, (9, -1): 2}
+    assert {place: layout.text_line_near(*place) for place in near} == near
     assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
 
 

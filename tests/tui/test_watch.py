@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -22,15 +23,23 @@ from agentrl_cli.tui.watch.charts import Look, overview_charts
 from agentrl_cli.tui.watch.controls import SETTINGS, read_setting
 from agentrl_cli.tui.watch.overview import now_rows
 from agentrl_cli.tui.watch.page import Fold, fold_groups, load_recent
-from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
+from agentrl_cli.tui.watch.panels import head, health_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
-from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
+from tests.helpers.tui import (
+    SMALL,
+    WIDE,
+    press,
+    screen_of,
+    showing,
+    until,
+    until_text,
+    visible,
+    walk,
+)
 from tests.reports.planted import PLANTED
-
-WIDE, SMALL = (120, 40), (80, 24)
 
 
 @pytest.fixture
@@ -76,17 +85,22 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
             await press(pilot, answer, then=lambda: isinstance(pilot.app.screen, WatchScreen))
         await until_lines(pilot, "waiting: checkpoint", "│ evaluate  ")
         assert "0.0001 → 0.00015" in await press(pilot, "plus", then="y yes")
-        await press(pilot, "y", "S", then="one of lr, max_grad_norm, steps")
-        await press(pilot, "x", "enter", then="eval needs a number, not '20x'")
-        await press(pilot, "backspace", "enter", then="train.eval.every becomes 20")
-        assert "detach: the training goes on" in await press(pilot, "y", "ctrl+c", then="stop now")
-        await press(pilot, "3", then="stop: asked the trainer")
+        await walk(
+            pilot,
+            ("y", "S", "one of lr, max_grad_norm, steps"),
+            ("x", "enter", "eval needs a number, not '20x'"),
+            ("backspace", "enter", "train.eval.every becomes 20"),
+            ("y", "ctrl+c", "detach: the training goes on"),
+            ("3", "stop: asked the trainer"),
+        )
     with Store.open(db) as store:
         taken = [(control.action, control.data) for control in store.controls.take("run7")]
-    assert [action for action, _ in taken] == ["checkpoint", "evaluate", "set", "set", "stop"]
-    assert [data for _, data in taken[2:]] == [
-        {"key": "train.lr", "value": 0.00015}, {"key": "train.eval.every", "value": 20}, {"now": True},
-    ]  # fmt: skip
+    assert [action for action, _ in taken[:2]] == ["checkpoint", "evaluate"]
+    assert taken[2:] == [
+        ("set", {"key": "train.lr", "value": 0.00015}),
+        ("set", {"key": "train.eval.every", "value": 20}),
+        ("stop", {"now": True}),
+    ]
     assert {key for key, _ in SETTINGS.values()} == set(CHANGEABLE)
     for text in ("lr=nan", "lr=inf", "steps=1.5", f"steps={10**400}"):
         with pytest.raises(UsageError, match="needs a number"):
@@ -98,18 +112,16 @@ async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Pat
         store.controls.add("run7", "pause")
         store.controls.take("run7")
         store.episodes.cancel("run7")
-    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
-        text = await until_text(pilot, "PAUSED")
+    async with showing(app(db), "PAUSED", notifications=True, size=WIDE) as pilot:
+        text = visible(pilot.app)
         assert "paused after step 40: p resumes" in text and not {"ETA", "LIVE"} & {*text.split()}
         await press(pilot, "p", then="resume grpo-07?")
-    at = [0.0, 2.0, 4.0, 600.0, 602.0]
-    steps = tuple({"step": n, "at": x} for n, x in enumerate(at))
+    steps = tuple({"step": n, "at": at} for n, at in enumerate([0.0, 2.0, 4.0, 600.0, 602.0]))
     assert RunData(RunRow("r", "r", total_steps=20), steps=steps).seconds_per_step() == 2.0
     run = RunRow("r", "r", claim="train", **asdict(Holder.of()))
-    for last, paused in (("set", True), ("resume", False), ("resumed", False)):
-        kinds = ["control:pause", last if last == "resumed" else f"control:{last}"]
+    for last, paused in (("control:set", True), ("control:resume", False), ("resumed", False)):
         events = tuple(
-            {"id": n, "at": 0.0, "kind": kind, "data": {}} for n, kind in enumerate(kinds)
+            {"id": 0, "at": 0.0, "kind": kind, "data": {}} for kind in ("control:pause", last)
         )
         assert RunData(run, events=events).paused == paused
         assert not RunData(RunRow("r", "r", status="stopped"), events=events).paused
@@ -237,29 +249,22 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
     assert any("KL no reference model" in line.plain for line in lines)
 
 
-def test_reading_again_reads_only_what_is_new(db: Path) -> None:
+def test_reading_again_reads_what_is_new_and_a_failure_between_two_steps(db: Path) -> None:
     with Store.open(db) as store:
         first = load(store, "run7")
         store.runs.add_step("run7", 41, {"reward": 0.9})
         store.journal.add_log("run7", "info", "one more")
         store.flush()
         second = load(store, "run7", first)
-    assert [row["step"] for row in second.steps] == list(range(1, 42))
-    assert second.steps[0] is first.steps[0] and second.last("reward") == 0.9
-    assert [row["text"] for row in second.logs] == [
-        *(row["text"] for row in first.logs),
-        "one more",
-    ]
-
-
-def test_the_health_follows_a_run_that_fails_between_two_steps(db: Path) -> None:
-    with Store.open(db) as store:
-        first = load(store, "run7")
         store.runs.update("run7", status="failed", error="out of memory")
         store.flush()
-        second = load(store, "run7", first)
-    (machine,) = (one for one in second.health if one.stage == "machine")
-    assert "process" not in [one.name for one in first.health]
+        third = load(store, "run7", second)
+    assert [row["step"] for row in second.steps] == list(range(1, 42))
+    assert second.steps[0] is first.steps[0] and second.last("reward") == 0.9
+    before, after = ([row["text"] for row in one.logs] for one in (first, second))
+    assert after == [*before, "one more"]
+    (machine,) = (one for one in third.health if one.stage == "machine")
+    assert "process" not in [one.name for one in second.health]
     assert machine.name == "process" and "out of memory" in machine.text
 
 
@@ -293,14 +298,13 @@ def test_the_last_step_is_the_run_s_own(db: Path) -> None:
         begun = store.episodes.get("ep_live").with_(outcome=Outcome.FAILED, reward_parts=parts)
         store.episodes.finish(begun)
         data, recent = load(store, "run7"), load_recent(store, "run7")
-        assert data.step == 40 and not data.live
-        assert [row.step for _, row in data.notable[:2]] == [40, 40] and len(data.groups) == 1
-        assert len(recent.lengths) == 8
+        assert (data.step, len(data.live), len(data.groups), len(recent.lengths)) == (40, 0, 1, 8)
+        assert [row.step for _, row in data.notable[:2]] == [40, 40]
         one = (RewardPart("r", 1.0, primary=True),)
         for row in store.episodes.rows(store.episodes.ids("step:40 kind:train", "time", "run7")):
             store.episodes.finish(store.episodes.get(row.id).with_(reward_parts=one))
         (_, best), (_, worst) = notable_of(store, "run7", 40)["notable"][:2]
-        assert best.id != worst.id and best.reward == worst.reward == 1.0
+    assert best.id != worst.id and best.reward == worst.reward == 1.0
 
 
 def test_without_a_terminal_one_line_per_step(db: Path, cli: Cli) -> None:
@@ -308,28 +312,24 @@ def test_without_a_terminal_one_line_per_step(db: Path, cli: Cli) -> None:
         store.runs.update("run7", status="finished")
     lines = cli("watch", "--db", str(db), said="finished").splitlines()
     assert len(lines) == 40 and "step 40" in lines[-1]
-    rows = cli("watch", "--db", str(db), "--json").splitlines()
-    assert json.loads(rows[-1])["step"] == 40
+    assert json.loads(cli("watch", "--db", str(db), "--json").splitlines()[-1])["step"] == 40
 
 
 def test_the_health_panel_is_the_walk_of_the_diagnosis() -> None:
-    walk = tuple(stages(diagnose(PLANTED["truncated"])))
-    data = RunData(RunRow("r", "r", status="finished"), health=walk)
-    short = [line.plain for line in health_lines(data, 60)]
-    assert short[0] == "HEALTH 9 ok  1 warn  0 bad" and "end at a token limit" in " ".join(short)
-    whole = " ".join(line.plain.strip() for line in health_lines(data, 200, advice=True))
+    def panel(case: str, width: int, **options: Any) -> tuple[str, str]:
+        run = RunRow("r", "r", status="finished")
+        data = RunData(run, health=tuple(stages(diagnose(PLANTED[case]))))
+        lines = [line.plain.strip() for line in health_lines(data, width, **options)]
+        return " ".join(lines), head(data).plain
+
+    short, _ = panel("truncated", 60)
+    assert short.startswith("HEALTH 9 ok  1 warn  0 bad") and "end at a token limit" in short
+    whole, title = panel("truncated", 200, advice=True)
     assert "grader" in whole and "Whether the grader tells right from wrong" in whole
-    assert (
-        "agentrl train --set rollout.max_new_tokens=256" in whole
-        and "1 warning" in head(data).plain
-    )
-
-
-def test_the_ceiling_is_not_a_failure() -> None:
-    found = diagnose(PLANTED["all_solved"])
-    data = RunData(RunRow("r", "r"), health=tuple(stages(found)))
-    assert "AT THE CEILING" in head(data).plain and "warning" not in head(data).plain
-    assert "agentrl eval demo@last" in " ".join(line.plain for line in health_lines(data, 200))
+    assert "agentrl train --set rollout.max_new_tokens=256" in whole and "1 warning" in title
+    solved, title = panel("all_solved", 200)  # the ceiling is not a failure
+    assert "AT THE CEILING" in title and "warning" not in title
+    assert "agentrl eval demo@last" in solved
 
 
 def test_groups_without_signal_are_one_line_a_step() -> None:
@@ -347,9 +347,3 @@ def test_groups_without_signal_are_one_line_a_step() -> None:
     found = step_metrics([[good, good], [bad, bad], [good, bad], [good, good]], {})
     assert (found["groups/all_solved"], found["groups/all_failed"]) == (0.5, 0.25)
     assert found["frac_reward_zero_std"] == 0.75
-
-
-def test_the_histogram_counts_every_advantage() -> None:
-    title, cells, _ = (line.plain for line in histogram_lines([0.0, 0.0, 9.0, -9.0], 29))
-    assert "zero 50%" in title and (cells[1], cells[13], cells[25]) == ("▄", "█", "▄")
-    assert "none yet" in histogram_lines([], 20)[1].plain
