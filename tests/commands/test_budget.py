@@ -2,6 +2,7 @@
 
 import json
 import time
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,23 @@ def test_steps_and_evaluations_fill_the_time() -> None:
         pick(11)
 
 
-def test_groups_lengths_and_rate_follow_the_probe() -> None:
-    assert pick(150, equal=0.6)[0].rollout.prompts_per_step == 5, "two of 5 groups differ"
-    hard = pick(290, equal=0.9, solved=0.1)[0].rollout
-    assert (hard.prompts_per_step, hard.group_size) == (8, 16)
-    assert pick(290, cut=0.5, longest=39)[0].rollout.max_new_tokens == 80
-    assert pick(290, cut=0.5, longest=20)[0].rollout.max_new_tokens == 40, "solved turns are short"
-    assert pick(290, moved=0.6)[0].train.lr == 0.0005
-    assert pick(290, moved=0.0006)[0].train.lr == 0.01
-    assert pick(290, moved=0.0006, equal=1.0)[0].train.lr == 0.001, "nothing was trained"
+@pytest.mark.parametrize(
+    ("left", "probe", "chosen", "wanted"),
+    [
+        (150, {"equal": 0.6}, "rollout.prompts_per_step", 5),  # two of 5 groups differ
+        (290, {"equal": 0.9, "solved": 0.1}, "rollout.prompts_per_step", 8),
+        (290, {"equal": 0.9, "solved": 0.1}, "rollout.group_size", 16),
+        (290, {"cut": 0.5, "longest": 39}, "rollout.max_new_tokens", 80),
+        (290, {"cut": 0.5, "longest": 20}, "rollout.max_new_tokens", 40),  # solved turns are short
+        (290, {"moved": 0.6}, "train.lr", 0.0005),
+        (290, {"moved": 0.0006}, "train.lr", 0.01),
+        (290, {"moved": 0.0006, "equal": 1.0}, "train.lr", 0.001),  # nothing was trained
+    ],
+)
+def test_groups_lengths_and_rate_follow_the_probe(
+    left: float, probe: dict[str, float], chosen: str, wanted: float
+) -> None:
+    assert attrgetter(chosen)(pick(left, None, **probe)[0]) == wanted
 
 
 def test_what_the_user_set_stays(tmp_path: Path) -> None:

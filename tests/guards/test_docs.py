@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import commands
 from agentrl_cli.registry import load_file
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
@@ -50,11 +49,6 @@ def test_every_part_of_the_store_is_on_its_page() -> None:
     with Store.open(":memory:") as store:
         parts = [name for name, part in vars(store).items() if isinstance(part, Part)]
     assert parts and [name for name in parts if f"`store.{name}`" not in page] == []
-
-
-def test_every_command_is_documented() -> None:
-    page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    assert [name for name in commands() if f"\n### agentrl {name}\n" not in page] == []
 
 
 def test_the_table_of_libraries_names_files_that_exist() -> None:
