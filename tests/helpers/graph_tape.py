@@ -72,8 +72,3 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
     with tape:
         step()
     return tape.play
-
-
-def tapes() -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """For GraphRunner's `make`."""
-    return record

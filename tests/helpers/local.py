@@ -144,6 +144,15 @@ def greedy(
     return new, [float(row[token]) for row, token in zip(rows, new, strict=True)]
 
 
+async def check_turn(
+    policy: Policy, model: Any, ids: Sequence[int], count: int, key: str = "a"
+) -> Generation:
+    """A greedy turn is what the model's own forward says."""
+    said = await policy.generate(key, ids, Sampling(temperature=0, max_new_tokens=count))
+    assert said.ids.tolist() == forced(model, ids, count, said=said.ids.tolist())[0]
+    return said
+
+
 async def converse(
     policy: Policy, key: str, prompt: Sequence[int], number: int, more: int = 0
 ) -> list[tuple[list[int], Generation]]:

@@ -20,11 +20,11 @@ from agentrl_cli.inference.kv_cache import BLOCK
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.policies.load import runner_for
 from agentrl_cli.types import Sampling
-from tests.helpers.graph_tape import record, tapes
-from tests.helpers.local import check_against_generate, forced, policy_of, prompts, tiny
+from tests.helpers.graph_tape import record
+from tests.helpers.local import check_against_generate, check_turn, policy_of, prompts, tiny
 
 Step = Callable[[], None]
-taped = partial(GraphRunner, make=tapes)
+taped = partial(GraphRunner, make=lambda: record)
 
 
 def graphs(policy: LocalPolicy) -> GraphRunner:
@@ -38,8 +38,7 @@ def graphs(policy: LocalPolicy) -> GraphRunner:
 
 
 def test_the_tape_plays_operations_not_python() -> None:
-    given, out = torch.tensor([3.0, 4.0]), torch.zeros(2)
-    called = [0]
+    given, out, called = torch.tensor([3.0, 4.0]), torch.zeros(2), [0]
 
     def step() -> None:
         called[0] += 1
@@ -48,10 +47,8 @@ def test_the_tape_plays_operations_not_python() -> None:
     play = record(step)
     given.copy_(torch.tensor([5.0, 6.0]))
     play()
-    assert called == [1] and out.tolist() == [
-        6.0,
-        7.0,
-    ]  # read again from where it lay; the factor is the first one's
+    # read again from where it lay; the factor is the first one's
+    assert called == [1] and out.tolist() == [6.0, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -83,25 +80,22 @@ async def test_captured_steps_of_sixteen_ragged_episodes(kind: str) -> None:
 
 
 async def test_new_weights_keep_graphs_and_a_pool_elsewhere_drops_them() -> None:
-    model = tiny()
+    model, ids = tiny(), prompts()[0]
     policy = policy_of(model, runner=taped, rows=2)
-    sampling, ids = Sampling(temperature=0, max_new_tokens=20), prompts()[0]
-    await policy.generate("a", ids, sampling)
+    await check_turn(policy, model, ids, 20)
     await policy.rest()
     first = list(graphs(policy).graphs.values())
     with torch.no_grad():  # as an optimizer's step does: in their place
         model.model.layers[0].mlp.up_proj.weight.mul_(1.3)
     policy.set_version("1")
-    said = await policy.generate("a", ids, sampling)
-    assert said.ids.tolist() == forced(model, ids, 20, said=said.ids.tolist())[0]
+    await check_turn(policy, model, ids, 20)
     assert first and list(graphs(policy).graphs.values())[: len(first)] == first
-    long = Sampling(temperature=0, max_new_tokens=100)
-    assert len((await policy.generate("b", list(range(6, 46)), long)).ids) == 100
-    many = [policy.generate(f"c{n}", [7 + n] * 200, sampling) for n in range(8)]
+    await check_turn(policy, model, range(6, 46), 100, "b")
+    sampling = Sampling(temperature=0, max_new_tokens=20)
+    many = (policy.generate(f"c{n}", [7 + n] * 200, sampling) for n in range(8))
     await asyncio.gather(*many)
-    assert not set(map(id, first)) & set(map(id, graphs(policy).graphs.values())), (
-        "the pool has grown"
-    )
+    left = graphs(policy).graphs.values()
+    assert not set(map(id, first)) & set(map(id, left)), "the pool has grown"
 
 
 async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,8 +114,7 @@ async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFi
     )
     works[0] = False
     with caplog.at_level(logging.WARNING):
-        said = await policy.generate("a", [7] * 40, Sampling(temperature=0, max_new_tokens=6))
-    assert said.ids.tolist() == forced(model, [7] * 40, 6, said=said.ids.tolist())[0]
+        await check_turn(policy, model, [7] * 40, 6)
     assert (
         "capturing a step failed (RuntimeError: no more)" in policy.describe()
         and "slower" in caplog.text
@@ -131,40 +124,46 @@ async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFi
 async def test_a_graph_that_holds_a_number_is_found_out() -> None:
     """Its second use, with other numbers, differs from the step."""
 
-    def wrong() -> Callable[[Step], Step]:
-        def capture(step: Step) -> Step:
-            replay = record(step)
-            first: list[Any] = []
+    def stale(step: Step) -> Step:
+        replays = iter([record(step)])
 
-            def stale() -> None:
-                if not first:
-                    replay()
-                first.append(0)
+        def once() -> None:
+            for replay in replays:
+                replay()
 
-            return stale
-
-        return capture
+        return once
 
     model = tiny()
-    policy = policy_of(model, runner=partial(GraphRunner, make=wrong))
-    said = await policy.generate("a", [7] * 40, Sampling(temperature=0, max_new_tokens=6))
-    assert said.ids.tolist() == forced(model, [7] * 40, 6, said=said.ids.tolist())[0]
+    policy = policy_of(model, runner=partial(GraphRunner, make=lambda: stale))
+    await check_turn(policy, model, [7] * 40, 6)
     assert "differs by" in policy.engine_why
 
 
-def test_nothing_is_captured_by_default() -> None:
-    def made(device: str, **sections: Any) -> bool:
-        return (
-            runner_for(PolicySettings.of(Config.model_validate(sections)), torch.device(device))
-            is not None
-        )
+AUTO = {"cuda_graphs": "auto"}
 
-    auto = {"cuda_graphs": "auto"}
-    assert not made("cuda") and made("cuda", rollout=auto) and not made("cpu", rollout=auto)
-    assert not made("cuda", rollout=auto, deterministic=True)
-    assert not made(
-        "cuda", rollout={**auto, "async_staleness": 1}, adapter={"enabled": True, "dropout": 0.1}
-    )
+
+@pytest.mark.parametrize(
+    ("device", "sections", "captures"),
+    [
+        ("cuda", {}, False),
+        ("cuda", {"rollout": AUTO}, True),
+        ("cpu", {"rollout": AUTO}, False),
+        ("cuda", {"rollout": AUTO, "deterministic": True}, False),
+        (
+            "cuda",
+            {
+                "rollout": {**AUTO, "async_staleness": 1},
+                "adapter": {"enabled": True, "dropout": 0.1},
+            },
+            False,
+        ),
+    ],
+)
+def test_nothing_is_captured_by_default(
+    device: str, sections: dict[str, Any], captures: bool
+) -> None:
+    settings = PolicySettings.of(Config.model_validate(sections))
+    assert (runner_for(settings, torch.device(device)) is not None) is captures
 
 
 # --- capturing on a GPU ----------------------------------------------------------------------------------------------

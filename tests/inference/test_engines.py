@@ -13,8 +13,8 @@ from agentrl_cli import Config, Policy
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference import drafts
-from agentrl_cli.inference.attention import PrefillView, View, explicit_attention, paged_attention
-from agentrl_cli.inference.decode_batch import MEMBERS, decode_batch
+from agentrl_cli.inference.attention import PrefillView, View, paged_attention
+from agentrl_cli.inference.decode_batch import MEMBERS
 from agentrl_cli.inference.drafts import Drafts
 from agentrl_cli.inference.engine import PagedEngine, Scheduler
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
@@ -23,12 +23,12 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.tolerance import logp_difference
 from agentrl_cli.policies.load import make_policy
-from agentrl_cli.types import Generation, Int32, Sampling
+from agentrl_cli.types import Generation, Sampling
 from tests.helpers.local import (
     KINDS,
     VOCAB,
     check_against_generate,
-    forced,
+    check_turn,
     greedy,
     policy_of,
     prompts,
@@ -72,34 +72,24 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     model = with_lora(tiny(kind))
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    policy = policy_of(model, memory=5 * BLOCK * 2 * 2 * 2 * dim * 4)
-    sampling = Sampling(temperature=0, max_new_tokens=80)
-    everyone = prompts()[:4]
-    several = await asyncio.gather(
-        *(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone))
-    )
-    for number, (ids, said) in enumerate(zip(everyone, several, strict=True)):
-        wanted, logps = (
-            greedy(model, ids, 80, None)
-            if number == 3
-            else forced(model, ids, 80, said=said.ids.tolist())
-        )
-        assert said.ids.tolist() == wanted[:80] and abs(said.logp_policy - logps).max() < 1e-4
+    block = BLOCK * 2 * 2 * 2 * dim * 4
+    policy = policy_of(model, memory=5 * block)
+    turns = (check_turn(policy, model, ids, 80, f"e{n}") for n, ids in enumerate(prompts()[:4]))
+    *_, last = await asyncio.gather(*turns)
+    wanted, logps = greedy(model, prompts()[3], 80, None)
+    assert last.ids.tolist() == wanted and abs(last.logp_policy - logps).max() < 1e-4
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5
-    await check_against_generate(model, count=6, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
+    await check_against_generate(model, count=6, memory=7 * block)
 
 
 async def test_a_changed_layer_is_computed_as_it_is() -> None:
     model = tiny("qwen3")
     policy = policy_of(model)
-    mlp = model.model.layers[1].mlp
-    mlp.register_forward_hook(lambda module, given, out: out * 0.5)
+    model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: out * 0.5)
     policy.set_version("changed")
-    said = await policy.generate("e", [1, 2, 3], Sampling(temperature=0, max_new_tokens=6))
-    assert said.ids.tolist() == forced(model, [1, 2, 3], 6, said=said.ids.tolist())[0]
-    assert runner_of(policy)._short is None
-    assert runner_of(policy_of(model))._short is None
+    await check_turn(policy, model, [1, 2, 3], 6)
+    assert runner_of(policy)._short is runner_of(policy_of(model))._short is None
 
 
 async def test_eager_attention_and_fixed_slots() -> None:
@@ -178,29 +168,19 @@ async def test_an_engine_that_differs_from_the_model_is_not_used(
 
 
 def test_what_the_attention_does_not_know_is_refused() -> None:
-    model = tiny()
-    layer = model.model.layers[0].self_attn
+    model, q = tiny(), torch.zeros(1, 4, 3, 8)
     view = PrefillView(BlockPool(2, 2), [0], [3], [[0]], torch.device("cpu"))
-    q = torch.zeros(1, 4, 3, 8)
-    with pytest.raises(NotServed, match="position_bias"):
-        paged_attention(layer, q, q, q, None, view=view, position_bias=q)
-    with pytest.raises(NotServed, match="does not hand keyword"):
-        paged_attention(layer, q, q, q, None)
-    with pytest.raises(NotServed, match="drops"):
-        paged_attention(layer, q, q, q, None, view=view, dropout=0.1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"view": view, "position_bias": q}, "position_bias"),
+        ({}, "does not hand keyword"),
+        ({"view": view, "dropout": 0.1}, "drops"),
+    ]
+    for given, said in cases:
+        with pytest.raises(NotServed, match=said):
+            paged_attention(model.model.layers[0].self_attn, q, q, q, None, **given)
     model.config.layer_types = ["chunked_attention", "full_attention"]
     with pytest.raises(NotServed, match="chunked_attention"):
         check_structure(model)
-
-
-def test_soft_cap_and_sink_by_hand() -> None:
-    q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
-    v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)
-    # Scores 0 and tanh(2) = 0.9640; a sink of 0.5 takes its share and gives nothing.
-    cap = torch.tensor([0.0, torch.tanh(torch.tensor(2.0))])
-    weights = torch.softmax(torch.cat([cap, torch.tensor([0.5])]), 0)
-    got = explicit_attention(q, k, v, mask, 1.0, 1.0, torch.tensor([0.5]).view(1, 1, 1, 1))
-    assert got.item() == pytest.approx(float(weights[0] + 3 * weights[1]), abs=1e-6)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -236,93 +216,70 @@ async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 async def test_a_common_prompt_is_kept_once(kind: str) -> None:
-    policy = policy_of(tiny(kind), rows=8)
+    """By more rows than meet a shared block at once, each of which writes into a copy of its last block."""
+    rows = MEMBERS + 2
+    model, policy = tiny(kind), policy_of(tiny(kind), rows=rows)
     ids = np.random.default_rng(1).integers(0, VOCAB, 200).tolist()
-    sampling = Sampling(temperature=0, max_new_tokens=8)
-    every = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n in range(8)))
-    assert policy.metrics["rollout/kv_blocks_peak"] <= 7 + 8
+    how = [Sampling(max_new_tokens=8, seed=n, temperature=n) for n in range(rows)]
+    every = await asyncio.gather(*(policy.generate(str(n), ids, how[n]) for n in range(rows)))
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 7 + rows
     assert policy.prefill_tokens == 199
-    wanted = greedy(runner_of(policy).model, ids, 8, None)
-    for said in every:
-        assert said.ids.tolist() == wanted[0] and abs(said.logp_policy - wanted[1]).max() < 1e-4
+    assert every[0].ids.tolist() == greedy(model, ids, 8, None)[0]
+    for n, said in enumerate(every):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids, *said.ids.tolist()]])).logits[0, 199:-1]
+        logp = (
+            (logits / (n or 1)).log_softmax(-1).gather(-1, torch.tensor(said.ids[:, None]).long())
+        )
+        assert np.abs(said.logp_policy - logp[:, 0].numpy()).max() < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("shared", "most"), [(True, 9 * 256), (False, 9 * 256), (None, 64 + 9 * 224)]
+    ("shared", "known", "most"),
+    [
+        (True, {}, 9 * 256),
+        (False, {}, 9 * 256),
+        (True, {"response_tokens": 192}, 64 + 9 * 224),
+    ],
 )
 async def test_what_is_kept_stays_within_what_the_plan_counts(
-    shared: bool | None, most: int
+    shared: bool, known: dict[str, int], most: int
 ) -> None:
     """Eight episodes of two turns to their last position: the bytes that are there, seen after every token.
 
-    Nothing is computed twice for that, and none is preempted. None: `response_tokens` is set.
+    Nothing is computed twice for that, and none is preempted.
     """
-    known = {"response_tokens": 192} if shared is None else {}
-    sizes = {
-        "group_size": 8,
-        "prompts_per_step": 1,
-        "max_tokens": 256,
-        "max_new_tokens": 100,
-        **known,
-    }
-    policy = make_policy(
-        tiny(), PolicySettings.of(Config.model_validate({"rollout": sizes})), "base", None, True
-    )
+    sizes = {"group_size": 8, "prompts_per_step": 1, "max_tokens": 256, "max_new_tokens": 100}
+    settings = PolicySettings.of(Config.model_validate({"rollout": sizes | known}))
+    policy = make_policy(tiny(), settings, "base", None, True)
     position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
     rng = np.random.default_rng(4)
     begins = [rng.integers(0, VOCAB, 64).tolist() for _ in range(8)]
 
     async def episode(n: int) -> None:
         def look(_: int) -> None:
-            engine = policy._engine
-            assert isinstance(engine, PagedEngine)
-            seen.append(engine.pool.bytes)
+            seen.append(engine_of(policy).pool.bytes)
 
-        ids = begins[0 if shared in (True, None) else n]
-        first = await policy.generate(
-            str(n), ids, Sampling(seed=n, max_new_tokens=100), on_token=look
-        )
-        context = [*ids, *first.ids.tolist(), *ids[:20]]
+        ids, first = begins[0 if shared else n], Sampling(seed=n, max_new_tokens=100)
+        said = await policy.generate(str(n), ids, first, on_token=look)
+        context = [*ids, *said.ids.tolist(), *ids[:20]]
         rest = Sampling(seed=n, max_new_tokens=256 - len(context))
         assert len((await policy.generate(str(n), context, rest, on_token=look)).ids) == 72
 
     await asyncio.gather(*map(episode, range(8)))
     assert max(seen) <= most * position
     assert policy.metrics["rollout/preemptions"] == 0
-    first = 63 if shared in (True, None) else 8 * 63
-    assert policy.prefill_tokens == first + 8 * 20, (
-        "the first prompts, and what came between the turns"
-    )
+    # the first prompts, and what came between the turns
+    assert policy.prefill_tokens == (63 if shared else 8 * 63) + 8 * 20
 
 
-def test_blocks_that_many_share_are_listed_more_than_once() -> None:
-    tables = [[5, 6, 10 + n] if n < 2 else [5, 20 + n] for n in range(MEMBERS + 2)]
-    ids = [np.zeros(BLOCK * (len(table) - 1) + 1 + n, np.int32) for n, table in enumerate(tables)]
-    batch = decode_batch(
-        [TokenSequence(key="", ids=i, block_table=t) for i, t in zip(ids, tables, strict=True)]
-    )
-    layout = batch.layout
-    assert layout.shared.tolist() == [5, 5, 6] and layout.shape.parts == 3
-    first = layout.shape.blocks
-    spots = layout.spots[first:].reshape(3, MEMBERS)
-    assert spots[0].tolist() == [3 * n for n in range(MEMBERS)] and spots[1, :2].tolist() == [
-        3 * 8,
-        3 * 9,
-    ]
-    assert spots[2, :2].tolist() == [1, 3 + 1]
-    assert layout.parts[1].tolist() == [
-        first + 1,
-        first + 2 * MEMBERS + 1,
-        layout.blocks.tolist().index(11),
-    ]
-    assert layout.parts[9, :2].tolist() == [first + MEMBERS + 1, layout.blocks.tolist().index(29)]
-    assert batch.step[2].tolist() == [table[-1] * BLOCK + n for n, table in enumerate(tables)]
-    assert layout.spots[layout.blocks.tolist().index(29)] == 3 * 9 + 1
+def engine_of(policy: Any) -> PagedEngine:
+    assert isinstance(policy._engine, PagedEngine)
+    return policy._engine
 
 
 def runner_of(policy: Any) -> ModelRunner:
-    assert isinstance(policy._engine, PagedEngine)
-    return policy._engine.runner
+    return engine_of(policy).runner
 
 
 def test_a_pool_counts_users_and_grows_layer_by_layer() -> None:
@@ -384,12 +341,10 @@ async def test_every_token_is_the_one_that_plain_sampling_gives(
 ) -> None:
     monkeypatch.setattr(drafts, "ROWS", 1000.0)  # wrong ones are fed, too
     plain, policy = policy_of(tiny(kind)), policy_of(tiny(kind))
-    assert isinstance(plain._engine, PagedEngine)
-    plain._engine.drafts = None
+    engine_of(plain).drafts = None
     wanted, found = await rounds(plain, 0, **how), await rounds(policy, 0, **how)
     for one, other in zip(wanted, found, strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
-        assert one.stop_reason == other.stop_reason
+        assert (one.ids.tolist(), one.stop_reason) == (other.ids.tolist(), other.stop_reason)
         assert np.abs(one.logp_policy - other.logp_policy).max(initial=0) < 1e-4
     assert 0 < known(policy).accepted < known(policy).fed
 
@@ -405,19 +360,15 @@ async def test_tokens_are_passed_on_one_by_one_and_turns_end_where_they_should()
     assert known(policy).accepted
 
 
-def test_useless_drafts_are_given_up_for_a_while() -> None:
+def test_useless_and_dear_drafts_are_not_fed() -> None:
     found = Drafts()
     assert found.worth(8)
     found.rest(drafts.PATIENCE)
-    assert not found.worth(8)
+    assert not found.worth(8), "given up for a while"
     found.learn(list(range(50)) * 2, 0)
     assert not found._new
     found.rest(drafts.PATIENCE)
     assert found.worth(8)
-
-
-def test_what_is_dear_is_not_fed() -> None:
-    found = Drafts()
     found.learn(list(range(10)) * 20, 0)
     assert found.worth(64)
     found._right = [0.1] * len(found._right)
@@ -427,67 +378,16 @@ def test_what_is_dear_is_not_fed() -> None:
 # --- blocks that several sequences share ---
 
 
-SHARED = 2 * BLOCK + 10
-
-
-def sequence(key: str, *, seed: int, length: int = 3 * BLOCK) -> TokenSequence:
-    """Return a sequence that begins as all others do for SHARED positions."""
-    common = np.arange(SHARED, dtype=np.int32)
-    own = np.random.default_rng(seed).integers(1000, 2000, length - SHARED, dtype=np.int32)
-    return TokenSequence(key=key, ids=np.concatenate([common, own]))
-
-
-def write(pool: BlockPool, table: list[int], ids: Int32, start: int) -> None:
-    one = torch.ones(1, 1, 1, 1)
-    for layer in range(pool.layers):
-        keys, values = pool.store(layer, one, one)
-        for position in range(start, len(ids)):
-            block, offset = table[position // BLOCK], position % BLOCK
-            keys[block, :, :, offset] = float(ids[position])
-            values[block, :, offset] = float(ids[position])
-
-
-def read(pool: BlockPool, table: list[int], count: int) -> list[int]:
-    stores = [t for t in (*pool.keys, *pool.values) if t is not None]
-    rows = [torch.cat([store[block].reshape(-1) for block in table])[:count] for store in stores]
-    assert len(rows) == 2 * pool.layers and all(row.equal(rows[0]) for row in rows)
-    return [int(value) for value in rows[0]]
-
-
-def test_a_shared_block_that_is_written_is_copied_first() -> None:
-    pool = BlockPool(2, 64)
-    cache = KVCache(pool)
-    first, second = sequence("a", seed=1), sequence("b", seed=2)
-    assert cache.begin(first) == 0
-    write(pool, first.block_table, first.ids, 0)
-    prefix = cache.add_prefix(first.ids[:SHARED])
-    assert prefix is not None
-    table = prefix[0].blocks
-    write(pool, table, first.ids[:SHARED], prefix[1])
-    # The second may use all that it shares, and must not write into the block where it parts.
-    assert cache.begin(second) == SHARED
-    assert second.block_table[:2] == table[:2] and second.block_table[2] not in table
-    assert [pool.users[block] for block in table] == [2, 2, 1]
-    write(pool, second.block_table, second.ids, SHARED)
-    assert read(pool, second.block_table, len(second.ids)) == second.ids.tolist()
-    assert read(pool, first.block_table, len(first.ids)) == first.ids.tolist()
-    assert read(pool, table, SHARED) == first.ids[:SHARED].tolist()
-    for each in (first, second):
-        cache.free(each)
-    cache.clear()
-    assert pool.used == 0
-
-
 def test_a_block_with_one_user_is_written_where_it_is() -> None:
     pool = BlockPool(1, 64)
     cache = KVCache(pool)
-    turn = sequence("a", seed=1, length=SHARED + 5)
+    ids = np.arange(2 * BLOCK + 15, dtype=np.int32)
+    turn = TokenSequence(key="a", ids=ids)
     cache.begin(turn)
-    write(pool, turn.block_table, turn.ids, 0)
     before = list(turn.block_table)
     cache.keep(turn)
-    after = TokenSequence(key="a", ids=np.concatenate([turn.ids, np.arange(3, dtype=np.int32)]))
-    assert cache.begin(after) == len(turn.ids) - 1
+    after = TokenSequence(key="a", ids=np.append(ids, ids[:3]))
+    assert cache.begin(after) == len(ids) - 1
     assert after.block_table == before and [pool.users[block] for block in before] == [1, 1, 1]
 
 

@@ -1,6 +1,7 @@
 """The local policy: the numbers of the model's own `generate`, whatever else is in the batch."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,13 @@ from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.sampler import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
-from tests.helpers.local import STOP, VOCAB, greedy, policy_of, prompts, tiny
+from tests.helpers.local import STOP, VOCAB, check_turn, greedy, policy_of, prompts, tiny
 
 
 async def test_long_prompts_go_in_pieces() -> None:
     model = tiny()
     long = np.random.default_rng(3).integers(0, VOCAB, PIECE + 100).tolist()
-    policy = policy_of(model, context_length=4096, rows=2)
-    said = await policy.generate("a", long, Sampling(temperature=0, max_new_tokens=3))
-    assert said.ids.tolist() == greedy(model, long, 3)[0]
+    await check_turn(policy_of(model, context_length=4096, rows=2), model, long, 3)
 
 
 class SmallParts(ModelRunner):
@@ -52,33 +51,13 @@ async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
     assert prefill_tokens(by_layer, 4) == prefill_tokens(wide, 4), "the widest layer counts"
 
 
-async def test_what_is_shared_is_computed_once() -> None:
-    policy = policy_of(tiny(), rows=8)
-    ids = prompts()[0]
-    sampling = Sampling(temperature=0, max_new_tokens=2)
-    await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n in range(8)))
-    assert policy.prefill_tokens == len(ids) - 1
-    # The next turn of an episode costs what is new: its last token was never fed, and the newest is fed by the draw.
-    said = await policy.generate("e0", ids, sampling)
-    before = policy.prefill_tokens
-    await policy.generate("e0", [*ids, *said.ids.tolist(), 7, 8, 9], sampling)
-    assert policy.prefill_tokens - before == 3
-    policy.set_version("new")
-    await policy.generate("e0", ids, sampling)
-    assert policy.prefill_tokens - before == 3 + len(ids) - 1
-
-
 async def test_a_history_that_was_rewritten() -> None:
     model = tiny()
     policy = policy_of(model)
-    ids = prompts()[1]
-    sampling = Sampling(temperature=0, max_new_tokens=4)
-    await policy.generate("a", ids, sampling)
-    other = [*ids[:-4], 11, 12, 13]
-    assert (await policy.generate("a", other, sampling)).ids.tolist() == greedy(model, other, 4)[0]
-    assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(
-        model, other[:20], 4
-    )[0]
+    first = prompts()[1]
+    other = [*first[:-4], 11, 12, 13]
+    for ids in (first, other, other[:20]):
+        await check_turn(policy, model, ids, 4)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -141,30 +120,6 @@ def test_log_probabilities_by_hand() -> None:
     assert drawn.top_ids[0, :2].tolist() == [0, 1] and drawn.top_logps.shape == (2, 4)
 
 
-def test_top_k_and_top_p_renormalise() -> None:
-    logits = torch.log(torch.tensor([[0.125, 0.5, 0.25, 0.125]] * 4))
-    settings = [
-        Sampling(top_k=2),  # 1/2 and 1/4 become 2/3 and 1/3
-        Sampling(top_p=0.7),  # the smallest set of mass 0.7: the same two
-        Sampling(top_p=0.5),  # the first alone has it
-        Sampling(top_k=3, top_p=0.99),
-    ]
-    drawn = draw(logits, settings, torch.full((4,), 0.9, dtype=torch.float64))
-    assert drawn.ids.tolist()[:3] == [2, 2, 1]
-    assert drawn.logp_sampled.tolist()[:3] == pytest.approx(
-        [np.log(1 / 3), np.log(1 / 3), 0.0], abs=1e-6
-    )
-    assert drawn.logp_policy.tolist()[:3] == pytest.approx(
-        [np.log(0.25), np.log(0.25), np.log(0.5)], abs=1e-6
-    )
-    # Top-k of three among equals keeps three; the policy's own numbers are untouched by truncation.
-    assert drawn.logp_sampled[3].exp().item() in (
-        pytest.approx(0.25 / 0.875),
-        pytest.approx(0.125 / 0.875),
-    )
-    assert (drawn.entropy == drawn.entropy[0]).all()
-
-
 def test_draws_follow_the_distribution() -> None:
     probabilities = np.array([0.4, 0.3, 0.2, 0.1])
     logits = torch.log(torch.tensor(probabilities, dtype=torch.float32)).repeat(20000, 1)
@@ -191,34 +146,31 @@ def test_uniforms_depend_on_the_seed_alone() -> None:
 
 
 async def test_stop_ids_strings_and_limits() -> None:
-    model = tiny()
-    policy = policy_of(
-        model, context_length=40, decode=lambda ids: "".join(chr(64 + id_) for id_ in ids)
-    )
-    ids = prompts()[9] + list(range(10, 30))
+    model, ids = tiny(), prompts()[9] + list(range(10, 30))
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(chr(64 + id_) for id_ in ids)
+
+    policy = policy_of(model, context_length=40, decode=decode)
     free, _ = greedy(model, ids, 8)
-    said = await policy.generate(
-        "a", ids, Sampling(temperature=0, max_new_tokens=8, stop_ids=(free[2],))
-    )
-    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP)
-    said = await policy.generate(
-        "b",
-        ids,
-        Sampling(
-            temperature=0, max_new_tokens=8, stop_strings=(chr(64 + free[1]) + chr(64 + free[2]),)
-        ),
-    )
-    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP_STRING)
+    for how, ends in (
+        ({"stop_ids": (free[2],)}, StopReason.STOP),
+        ({"stop_strings": (decode(free[1:3]),)}, StopReason.STOP_STRING),
+    ):
+        sampling = Sampling(temperature=0, max_new_tokens=8, **how)
+        said = await policy.generate("a", ids, sampling)
+        assert (said.ids.tolist(), said.stop_reason) == (free[:3], ends)
     said = await policy.generate("c", ids, Sampling(temperature=0, max_new_tokens=100))
     assert len(ids) + len(said.ids) == 40 and said.stop_reason is StopReason.LENGTH
     nothing = await policy.generate("d", ids, Sampling(max_new_tokens=0))
     assert len(nothing.ids) == 0 and nothing.top_ids.shape == (0, TOP_K)
-    with pytest.raises(PolicyError, match="leaves no room in 40"):
-        await policy.generate("e", [1] * 40, Sampling())
-    with pytest.raises(PolicyError, match="empty"):
-        await policy.generate("f", [], Sampling())
-    with pytest.raises(PolicyError, match=f"token {VOCAB}, and the model knows {VOCAB}"):
-        await policy.generate("g", [1, VOCAB], Sampling())
+    for wrong, said_of_it in (
+        ([1] * 40, "leaves no room in 40"),
+        ([], "empty"),
+        ([1, VOCAB], f"token {VOCAB}, and the model knows {VOCAB}"),
+    ):
+        with pytest.raises(PolicyError, match=said_of_it):
+            await policy.generate("e", wrong, Sampling())
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -280,31 +232,22 @@ async def test_weights_that_are_no_numbers() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
-    model = tiny()
-    policy = policy_of(
-        model, rows=2, context_length=512, deterministic=deterministic, slot_length=512
-    )
+    model, sizes = tiny(), {"context_length": 512, "slot_length": 512}
+    policy = policy_of(model, rows=2, deterministic=deterministic, **sizes)
     endless = Sampling(temperature=0, max_new_tokens=400)
-    tasks = [
+    first, second = (
         asyncio.create_task(policy.generate(f"e{n}", prompts()[n * 3], endless)) for n in range(2)
-    ]
-    heard: list[int] = []
-    waiting = asyncio.create_task(
-        policy.generate(
-            "w", prompts()[9], Sampling(temperature=0, max_new_tokens=4), on_token=heard.append
-        )
     )
+    # another model: this one runs in the thread
+    waiting = asyncio.create_task(check_turn(policy, tiny(), prompts()[9], 4, "w"))
     await asyncio.sleep(0.1)
-    assert not heard and not waiting.done()
-    tasks[0].cancel()
-    await asyncio.gather(tasks[0], return_exceptions=True)
+    assert not waiting.done()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
     await policy.release("e0")
-    assert (await waiting).ids.tolist() == greedy(tiny(), prompts()[9], 4)[
-        0
-    ]  # the other one runs in the thread
-    assert not tasks[1].done()  # the other one went on all the time
-    said = await tasks[1]
-    assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
+    await waiting
+    assert not second.done()  # it went on all the time
+    assert (await second).ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
 
 
 async def test_closing_ends_what_runs() -> None:
@@ -322,16 +265,12 @@ def test_one_policy_in_two_event_loops() -> None:
     policy = policy_of(model, rows=1, context_length=512)
 
     async def interrupted() -> None:
-        asyncio.get_running_loop().create_task(
-            policy.generate("a", [1, 2], Sampling(max_new_tokens=500))
-        )
+        running = policy.generate("a", [1, 2], Sampling(max_new_tokens=500))
+        asyncio.get_running_loop().create_task(running)
         await asyncio.sleep(0.05)
 
-    async def later() -> Generation:
-        return await policy.generate("b", prompts()[1], Sampling(temperature=0, max_new_tokens=4))
-
     asyncio.run(interrupted())
-    assert asyncio.run(later()).ids.tolist() == greedy(model, prompts()[1], 4)[0]
+    asyncio.run(check_turn(policy, model, prompts()[1], 4, "b"))
     asyncio.run(policy.close())
 
 

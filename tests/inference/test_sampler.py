@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,56 +23,12 @@ from agentrl_cli.inference.sampler import _invert, draw, steer, uniforms
 from agentrl_cli.inference.sampling_weights import SamplingWeights, find_parts, linear_layers
 from agentrl_cli.models.adapter import use_adapter
 from agentrl_cli.types import Generation, Origin, Sampling, StopReason, Tokens
-from tests.helpers.local import greedy, policy_of, prompts, tiny
+from tests.helpers.local import forced, greedy, policy_of, prompts, tiny
 
-LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
-
-
-def sampled(
-    sampling: Sampling, context: list[int], out: list[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of every token as sampled (NaN where never drawn) and as the policy has them."""
-    own = torch.full((4,), torch.nan)
-    policy = torch.full((4,), torch.nan)
-    for number in np.linspace(0, 1, 400, endpoint=False):
-        allowed = [None if sampling.allow is None else sampling.allow(tuple(out))]
-        steered, _ = steer(LOGITS, [sampling], [np.array(context, np.int32)], allowed)
-        drawn = draw(LOGITS, [sampling], torch.tensor([number], dtype=torch.float64), steered)
-        own[drawn.ids[0]], policy[drawn.ids[0]] = (
-            drawn.logp_sampled[0].exp(),
-            drawn.logp_policy[0].exp(),
-        )
-    return own.numpy(), policy.numpy()
-
-
-def test_min_p_keeps_what_is_likely_beside_the_best() -> None:
-    # 0.4 of the best, 0.5, is 0.2: two tokens stay, with 2/3 and 1/3.
-    own, policy = sampled(Sampling(min_p=0.4), [], [])
-    assert own[:2] == pytest.approx([2 / 3, 1 / 3], abs=1e-6) and np.isnan(own[2:]).all()
-    assert policy[:2] == pytest.approx([0.5, 0.25], abs=1e-6)
-    # At temperature 1/2 the best has 0.25 of 0.345: 0.0625, 0.0225 and 0.01 are below 0.4 of it.
-    own, policy = sampled(Sampling(min_p=0.4, temperature=0.5), [], [])
-    assert own[0] == pytest.approx(1.0) and policy[0] == pytest.approx(0.25 / 0.345, abs=1e-6)
-
-
-def test_a_penalty_falls_on_the_tokens_of_the_context() -> None:
-    # Negative logits are multiplied: tokens 0 and 3 get 0.25 and 0.01 before renormalising over 0.66.
-    own, policy = sampled(Sampling(repetition_penalty=2.0), [0, 3, 0], [])
-    assert own == pytest.approx(np.array([0.25, 0.25, 0.15, 0.01]) / 0.66, abs=1e-6)
-    assert policy == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=1e-6)
-    # Positive ones are divided.
-    steered, _ = steer(
-        torch.tensor([[2.0, -1.0]]),
-        [Sampling(repetition_penalty=4.0)],
-        [np.array([0, 1], np.int32)],
-        [None],
-    )
-    assert steered is not None and steered.tolist() == [[0.5, -4.0]]
+LOGITS, NAN = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]])), np.nan
 
 
 def test_forbidden_allowed_and_forced_tokens() -> None:
-    own, _ = sampled(Sampling(bad_ids=(0,)), [], [])
-    assert own[1:] == pytest.approx([0.5, 0.3, 0.2], abs=1e-6) and np.isnan(own[0])
     # Of 1 and 3 the second is forbidden: 1 is forced and certain.
     sampling = Sampling(allow=lambda out: [1, 3], bad_ids=(3,))
     steered, single = steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[1, 3]])
@@ -87,19 +44,6 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
     assert (single, drawn.ids.tolist()) == ({0: 3}, [3, 0])
     assert drawn.logp_sampled.exp().tolist() == pytest.approx([1.0, 0.5])
     assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
-
-
-def test_rows_do_not_meet() -> None:
-    logits = LOGITS.repeat(3, 1)
-    samplings = [
-        Sampling(),
-        Sampling(min_p=0.9, bad_ids=(1,)),
-        Sampling(temperature=0, repetition_penalty=9.0),
-    ]
-    steered, _ = steer(logits, samplings, [np.array([0], np.int32)] * 3, [None] * 3)
-    drawn = draw(logits, samplings, torch.full((3,), 0.6, dtype=torch.float64), steered)
-    assert drawn.ids.tolist() == [1, 0, 1]  # the penalised best loses greedily: 0.5 ** 9 < 0.25
-    assert drawn.logp_sampled.tolist() == pytest.approx([np.log(0.25), 0.0, 0.0], abs=1e-6)
 
 
 def test_a_large_vocabulary_is_searched_in_two_steps() -> None:
@@ -120,14 +64,12 @@ def test_what_could_be_drawn_is_kept_for_the_rows_that_ask() -> None:
         Sampling(top_k=2, keep_support=True),
         Sampling(top_k=1),
         Sampling(keep_support=True),
+        Sampling(top_k=1, keep_support=True),
     ]
-    samplings.append(Sampling(top_k=1, keep_support=True))
-    found = draw(
-        LOGITS.repeat(4, 1), samplings, torch.full((4,), 0.1, dtype=torch.float64), None
-    ).support
-    best = LOGITS[0].argsort(descending=True).tolist()
+    numbers = torch.full((4,), 0.1, dtype=torch.float64)
+    found = draw(LOGITS.repeat(4, 1), samplings, numbers, None).support
     kept = [None if ids is None else sorted(ids.tolist()) for ids in found]
-    assert kept == [sorted(best[:2]), None, None, best[:1]]
+    assert kept == [[0, 1], None, None, [0]]
 
 
 async def test_a_policy_samples_as_configured() -> None:
@@ -229,39 +171,45 @@ async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
     ).ids.size == 2
 
 
-async def test_log_probabilities_of_what_was_sampled_with_everything_on() -> None:
-    model, ids = tiny(), prompts()[3]
-    policy = policy_of(model)
-    sampling = Sampling(
-        temperature=0.7,
-        top_k=9,
-        top_p=0.9,
-        min_p=0.05,
-        repetition_penalty=1.3,
-        bad_ids=(3, 8),
-        seed=5,
-        max_new_tokens=6,
-    )
-    said, _ = (
-        await policy.generate("a", ids, sampling),
-        await policy.generate("b", prompts()[5], Sampling(max_new_tokens=3)),
-    )
-    assert isinstance(said, Generation) and said.stop_reason is StopReason.LENGTH
-    for n, token in enumerate(said.ids.tolist()):
-        context = [*ids, *said.ids[:n].tolist()]
-        logits = model(torch.tensor([context])).logits[0, -1].detach().numpy().astype(np.float64)
-        plain = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum()
-        assert said.logp_policy[n] == pytest.approx(np.log(plain[token]), abs=1e-4)
-        seen = np.unique(context)
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / 1.3, logits[seen] * 1.3)
-        logits[[3, 8]] = -np.inf
-        probs = np.exp(logits / 0.7)
-        order = np.argsort(-probs)[:9]
-        kept = probs[order] / probs[order].sum()
-        kept = np.where(np.cumsum(kept) - kept < 0.9, kept, 0)
-        kept = np.where(kept >= 0.05 * kept[0], kept, 0)
-        at = order.tolist().index(token)
-        assert said.logp_sampled[n] == pytest.approx(np.log(kept[at] / kept.sum()), abs=1e-4)
+EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "bad_ids": (3, 8)}
+
+
+EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "bad_ids": (3, 8)}
+HOW: list[dict[str, Any]] = [
+    {"top_k": 2},
+    {"top_p": 0.7},
+    {"min_p": 0.4, "temperature": 0.5},
+    {"repetition_penalty": 2.0},
+    {"bad_ids": tuple(range(90))},
+    {**EVERYTHING, "repetition_penalty": 1.3},
+    {"temperature": 0, "repetition_penalty": 9.0},
+]
+
+
+async def test_what_is_sampled_and_its_log_probabilities_are_those_of_the_definitions() -> None:
+    """Of rows that are sampled together, each in its own way."""
+    model, asked = tiny(), [Sampling(**how, seed=5, max_new_tokens=12) for how in HOW]
+    policy = policy_of(model, rows=len(HOW))
+    turns = (policy.generate(str(n), prompts()[n], one) for n, one in enumerate(asked))
+    for sampling, ids, said in zip(asked, prompts(), await asyncio.gather(*turns), strict=False):
+        with torch.no_grad():
+            every = model(torch.tensor([[*ids, *said.ids.tolist()]])).logits[0].double().numpy()
+        for n, token in enumerate(said.ids.tolist()):
+            logits, heat = every[len(ids) - 1 + n], sampling.temperature or 1.0
+            plain = np.exp(logits / heat) / np.exp(logits / heat).sum()
+            assert said.logp_policy[n] == pytest.approx(np.log(plain[token]), abs=1e-4)
+            seen, penalty = np.unique([*ids, *said.ids[:n]]), sampling.repetition_penalty
+            logits[seen] = np.where(
+                logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty
+            )
+            logits[list(sampling.bad_ids)] = -np.inf
+            probs = np.exp(logits / heat)
+            order = np.argsort(-probs)[: 1 if sampling.temperature == 0 else sampling.top_k or None]
+            kept = probs[order] / probs[order].sum()
+            kept = np.where(np.cumsum(kept) - kept < sampling.top_p, kept, 0)
+            kept = np.where(kept >= sampling.min_p * kept[0], kept, 0)
+            at = order.tolist().index(token)
+            assert said.logp_sampled[n] == pytest.approx(np.log(kept[at] / kept.sum()), abs=1e-4)
 
 
 def test_the_configuration_says_how_to_sample() -> None:
@@ -307,11 +255,15 @@ IDS = torch.arange(7)[None]
 
 
 def adapted(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    model = get_peft_model(
-        tiny("qwen3").to(dtype),
-        LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, **options),
-    )
-    return model.eval()
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, **options)
+    return get_peft_model(tiny("qwen3").to(dtype), config).eval()
+
+
+def change_adapter(model: Any, change: Callable[[torch.Tensor], Any]) -> None:
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                change(weight)
 
 
 def layers(model: Any) -> list[Any]:
@@ -322,10 +274,9 @@ def layers(model: Any) -> list[Any]:
 def merged_logits(model: Any, merged: SamplingWeights) -> torch.Tensor:
     with torch.inference_mode():
         merged.refresh()
-    with torch.inference_mode(), merged.apply():
-        assert all("forward" in vars(layer) for layer in layers(model))
-        found: torch.Tensor = model(IDS).logits
-        return found
+        with merged.apply():
+            assert all("forward" in vars(layer) for layer in layers(model))
+            return logits(model)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -353,10 +304,7 @@ def test_new_weights_and_another_adapter_are_seen_after_renew() -> None:
     model = adapted()
     merged, before = SamplingWeights(linear_layers(model)), logits(model)
     merged_logits(model, merged)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.add_(0.5)
+    change_adapter(model, lambda weight: weight.add_(0.5))
     torch.testing.assert_close(merged_logits(model, merged), before, atol=1e-5, rtol=1e-5)
     merged.renew()
     torch.testing.assert_close(merged_logits(model, merged), logits(model), atol=1e-4, rtol=1e-4)
@@ -415,20 +363,11 @@ async def test_a_policy_samples_with_new_weights_and_frees_the_sums() -> None:
     assert isinstance(policy._engine, PagedEngine)
     merged = policy._engine.runner.weights
     for version in ("one", "two"):
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "lora_B" in name:
-                    weight.mul_(-1.5)
+        change_adapter(model, lambda weight: weight.mul_(-1.5))
         await policy.publish(version)
-        said = await policy.generate(
-            version, [1, 2, 3, 4], Sampling(temperature=0, max_new_tokens=6)
-        )
-        whole = torch.tensor([[1, 2, 3, 4, *said.ids.tolist()]])
-        with torch.inference_mode():
-            wanted = model(whole).logits[0, 3:-1].log_softmax(-1)
-        assert torch.allclose(
-            wanted.gather(1, whole[0, 4:, None])[:, 0], torch.tensor(said.logp_policy), atol=1e-4
-        )
+        said = await policy.generate(version, [1, 2], Sampling(temperature=0, max_new_tokens=6))
+        _, wanted = forced(model, [1, 2], 6, said=said.ids.tolist())
+        assert said.logp_policy.tolist() == pytest.approx(wanted, abs=1e-4)
         await policy.release(version)
     assert merged._products
     await policy.rest()
