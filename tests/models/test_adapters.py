@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -27,14 +26,14 @@ from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimi
 from agentrl_cli.models import device as quantise
 from agentrl_cli.models.adapter import add_adapter, has_dropout, name_base
 from agentrl_cli.models.load import adapter_base, load_model, model_folder
-from agentrl_cli.models.merge import merge
+from agentrl_cli.models.merge import Merged, merge
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.cli import Cli
-from tests.helpers.train import trainer_of, write_model, write_tokenizer
+from tests.helpers.train import after_training, write_model, write_tokenizer
 
 
 async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path) -> None:
@@ -45,54 +44,30 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path)
         "algo": {"drop_zero_variance": False},
         "deterministic": True,
     }
-    ends = []
+    ends, ids = [], torch.arange(5, 25)[None]
     for stop in (0, 2):
         folder, run = tmp_path / f"run{stop}", None
         if stop:
             short = {**sections, "train": {**sections["train"], "steps": stop}}
-            async with trainer_of(folder, model, **short) as trainer:
-                run = await trainer.train()
-        async with trainer_of(folder, model, run=run, **sections) as trainer:
-            done = await trainer.train()
-            gaps = [
-                row["sampling/sampling_logp_difference/max"]
-                for row in trainer.store.runs.steps(done.id)
-            ]
-            assert max(gaps) < 1e-4, "sampler and trainer are the same model"
-            last = next(
-                Path(c.path) for c in trainer.store.runs.checkpoints(done.id) if c.kind == "last"
+            async with after_training(folder, model, **short) as (_, run):
+                pass
+        async with after_training(folder, model, run=run, **sections) as (trainer, done):
+            steps, saved = (
+                trainer.store.runs.steps(done.id),
+                trainer.store.runs.checkpoints(done.id),
             )
+            gaps = [row["sampling/sampling_logp_difference/max"] for row in steps]
+            assert max(gaps) < 1e-4, "sampler and trainer are the same model"
+            last = next(Path(one.path) for one in saved if one.kind == "last")
             ends.append((last / "adapter_model.safetensors").read_bytes())
-            trained = {
-                n: p.detach() for n, p in trainer.loaded.model.named_parameters() if p.requires_grad
-            }
-            assert any("magnitude" in name for name in trained)
-            ids = torch.arange(5, 25)[None]
-            with torch.no_grad():
-                wanted = trainer.loaded.model(ids).logits
+            named = trainer.loaded.model.named_parameters()
+            assert any("magnitude" in name for name, p in named if p.requires_grad)
+            wanted = logits(trainer.loaded.model, ids)
     assert ends[0] == ends[1], "a resumed run ends where a whole one does"
     assert kinds.items() <= json.loads((last / "adapter_config.json").read_text()).items()
-    config = Config.model_validate(
-        {"model": {"name": str(last), "device": "cpu", "dtype": "float32"}}
-    )
-    merge(str(last), tmp_path / "merged", config.model, base=tmp_path, dtype="float32")
-    merged = load_model(tmp_path / "merged", config.model, base=tmp_path)
-    with torch.no_grad():
-        assert torch.allclose(merged(ids).logits, wanted, atol=1e-5)
-
-
-def test_rslora_scales_by_the_root(model: Path) -> None:
-    scales = []
-    for rslora in (False, True):
-        adapter = {"enabled": True, "r": 16, "alpha": 8, "use_rslora": rslora}
-        config = Config.model_validate(
-            {"model": {"name": str(model), "device": "cpu"}, "adapter": adapter}
-        )
-        loaded = load_policy(None, config, base=model, trainable=True)
-        scales += [
-            m.scaling["default"] for n, m in loaded.model.named_modules() if n.endswith("q_proj")
-        ][:1]
-    assert scales == [8 / 16, 8 / 4]
+    merged_from(last, tmp_path, "merged", dtype="float32")
+    merged = load_model(tmp_path / "merged", CONFIG, base=tmp_path)
+    assert torch.allclose(logits(merged, ids), wanted, atol=1e-5)
 
 
 def steps(model: torch.nn.Module, settings: TrainConfig, count: int = 5) -> Any:
@@ -233,58 +208,24 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny-agent")
 
 
-def adapter(folder: Path, base: Path, model: Path) -> Path:
-    """A fresh adapter of `model` in `folder`, which states that it belongs to `base`."""
-    loaded: Any = add_adapter(
-        load_model(model, CONFIG, base=folder.parent), LoraConfig(enabled=True, r=2), folder.parent
-    )
-    save_model(loaded, model, folder)
-    reported = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(
-        json.dumps({**reported, "base_model_name_or_path": str(base)})
-    )
-    return folder
-
-
-def test_an_adapter_is_loaded_and_merged_over_its_own_base_without_a_word(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from agentrl_cli.models.merge import merge
-
-    folder = adapter(tmp_path / "adapter", source, source)
-    assert adapter_base(folder, CONFIG, base=tmp_path) == source
-    loaded: Any = load_model(folder, CONFIG, base=tmp_path)
-    assert tuple(capfd.readouterr()) == ("", "")
-    own: Any = load_model(source, CONFIG, base=tmp_path)
-    kept = loaded.get_base_model().model.embed_tokens.weight
-    torch.testing.assert_close(kept, own.model.embed_tokens.weight, atol=0, rtol=0)
-    done = merge(str(folder), tmp_path / "out", Config().model, base=tmp_path)
-    merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
-    assert merged.config.hidden_size == 32
-
-
 def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(
     source: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "adapter"
+    folder, own = tmp_path / "adapter", tmp_path / "elsewhere" / "tiny-agent"
     folder.mkdir()
 
-    def base_of(name: str) -> Path:
-        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    def base_of(name: Path | str) -> Path:
+        reported = {"base_model_name_or_path": str(name)}
+        (folder / "adapter_config.json").write_text(json.dumps(reported))
         return adapter_base(folder, CONFIG, base=tmp_path)
 
-    assert base_of(str(bundled_model())) == base_of("tiny") == bundled_model()
-    assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == bundled_model()
-    assert base_of("tiny-agent") == base_of(str(bundled_model("tiny-agent"))) == bundled_model()
-    shutil.copytree(source, tmp_path / "elsewhere" / "tiny-agent")
-    assert (
-        base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
-    )
-    assert base_of("elsewhere/tiny-agent") == tmp_path / "elsewhere" / "tiny-agent"
-    with pytest.raises(ModelError, match="not found"):
-        base_of(str(tmp_path / "nowhere" / "another"))
-    with pytest.raises(ModelError, match="not found"):
-        base_of("./nowhere/tiny-agent")
+    bundled = (bundled_model(), "tiny", own, "tiny-agent", bundled_model("tiny-agent"))
+    assert {base_of(name) for name in bundled} == {bundled_model()}
+    shutil.copytree(source, own)
+    assert base_of(own) == base_of("elsewhere/tiny-agent") == own
+    for name in (tmp_path / "nowhere" / "another", "./nowhere/tiny-agent"):
+        with pytest.raises(ModelError, match="not found"):
+            base_of(name)
 
 
 def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path) -> None:
@@ -299,26 +240,6 @@ def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path
         ModelError, match=r"not all there: it lacks model.layers.0.mlp.up_proj.weight.$"
     ):
         load_model(folder, CONFIG, base=tmp_path)
-
-
-def test_the_seed_makes_the_adapter(source: Path, tmp_path: Path) -> None:
-    def first(seed: int) -> torch.Tensor:
-        config = Config.model_validate(
-            {
-                "model": {"device": "cpu"},
-                "adapter": {"enabled": True, "r": 2},
-                "seed": seed,
-                "deterministic": True,
-            }
-        )
-        torch.rand(3)  # whatever happened before
-        loaded = load_policy(str(source), config, base=tmp_path, trainable=True)
-        found: torch.Tensor = next(
-            p.detach() for name, p in loaded.model.named_parameters() if "lora_A" in name
-        )
-        return found
-
-    assert torch.equal(first(3), first(3)) and not torch.equal(first(3), first(4))
 
 
 def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(
@@ -382,185 +303,168 @@ def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(
 # --- `merge` makes folders that transformers loads by itself ---
 
 
-# peft 0.19 asks transformers 5.23 for a name that is on its way out.
-
 IDS = torch.arange(3, 23)[None]
+WHOLE = ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja")
 
 
-def logits(model: Any) -> torch.Tensor:
+def logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model(IDS).logits
+        found: torch.Tensor = model(ids).logits
     return found
 
 
 @pytest.fixture(scope="module")
-def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="module")
-def adapter_folder(base_folder: Path) -> Path:
+def adapter_folder(source: Path) -> Path:
     """A LoRA adapter that changes the model (B is random, not zero)."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    folder = base_folder.parent / "adapter"
-    model: Any = AutoModelForCausalLM.from_pretrained(base_folder)
-    model = get_peft_model(
-        model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    )
+    folder, model = source.parent / "adapter", AutoModelForCausalLM.from_pretrained(source)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted: Any = get_peft_model(model, lora)
     torch.manual_seed(1)
-    for name, weight in model.named_parameters():
+    for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
-    model.save_pretrained(folder)
+    adapted.save_pretrained(folder)
     write_tokenizer(folder)
     (folder / "trainer.pt").write_bytes(b"state")
     return folder
 
 
-def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+def merged_from(name: Path | str, base: Path, out: str = "out", **options: Any) -> Merged:
+    """Merge what has this name into a folder beside `base`."""
+    return merge(str(name), base / out, Config().model, base=base, **options)
+
+
+def test_an_adapter_is_loaded_without_a_word_and_merged(
+    source: Path, adapter_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = merge(str(adapter_folder), tmp_path / "out", Config().model, base=tmp_path)
-    assert done.adapter and done.dtype == "float32" and done.folder == tmp_path / "out"
-    base = AutoModelForCausalLM.from_pretrained(base_folder)
+    assert adapter_base(adapter_folder, CONFIG, base=tmp_path) == source
+    capfd.readouterr()
+    loaded = load_model(adapter_folder, CONFIG, base=tmp_path)
+    assert tuple(capfd.readouterr()) == ("", "")
+    done = merged_from(adapter_folder, tmp_path)
+    assert (done.adapter, done.dtype, done.folder) == (True, "float32", tmp_path / "out")
+    base = AutoModelForCausalLM.from_pretrained(source)
     before = logits(base)
     wanted = logits(PeftModel.from_pretrained(base, str(adapter_folder)).eval())
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(logits(merged), wanted, atol=1e-5, rtol=1e-4)
+    for made in (loaded, AutoModelForCausalLM.from_pretrained(done.folder)):
+        torch.testing.assert_close(logits(made), wanted, atol=1e-5, rtol=1e-4)
     assert (wanted - before).abs().max() > 0.1
-    assert {
-        "model.safetensors",
-        "config.json",
-        "tokenizer.json",
-        "chat_template.jinja",
-    } <= set(done.files)
+    assert {*WHOLE} <= set(done.files)
     assert not {"adapter_config.json", "adapter_model.safetensors", "trainer.pt"} & set(done.files)
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer: Any = AutoTokenizer.from_pretrained(done.folder)
     messages = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     few = Config().model.replace(quantization="4bit")  # of the training: nothing is merged in it
     half = merge(str(adapter_folder), tmp_path / "half", few, base=tmp_path, dtype="bfloat16")
     assert half.dtype == "bfloat16"
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
+    assert AutoModelForCausalLM.from_pretrained(half.folder).dtype is torch.bfloat16
 
 
-def test_full_weights_are_copied_bit_by_bit(base_folder: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "best"
-    shutil.copytree(base_folder, checkpoint)
+def test_full_weights_are_copied_bit_by_bit(source: Path, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(source, tmp_path / "checkpoints" / "best")
     (checkpoint / "trainer.pt").write_bytes(b"state")
     (checkpoint / "README.md").write_text("an old card")
-    done = merge("checkpoints/best", tmp_path / "out", Config().model, base=tmp_path)
-    assert not done.adapter and "trainer.pt" not in done.files
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
-        assert (done.folder / name).read_bytes() == (base_folder / name).read_bytes()
-    assert not (done.folder / "README.md").exists()
+    done = merged_from("checkpoints/best", tmp_path)
+    assert not done.adapter and not {"trainer.pt", "README.md"} & set(done.files)
+    for name in WHOLE:
+        assert (done.folder / name).read_bytes() == (source / name).read_bytes()
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "best"
-    shutil.copytree(base_folder, folder)
+def test_the_model_card_says_where_it_comes_from(source: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(source, tmp_path / "best")
+    config = {"algo": {"advantage": "grpo", "loss": "ppo_clip"}, "train": {"lr": 0.0001}}
+    of: dict[str, Any] = {"model": "Qwen/Qwen2.5-0.5B", "pack": "calc-task", "config": config}
     with Store.open(tmp_path / "a.db") as store:
-        config = {"algo": {"advantage": "grpo", "loss": "ppo_clip"}, "train": {"lr": 0.0001}}
-        run = store.runs.add(
-            RunRow(
-                id="",
-                name="fox",
-                model="Qwen/Qwen2.5-0.5B",
-                pack="calc-task",
-                seed=7,
-                total_steps=60,
-                config=config,
-            )
-        )
+        run = store.runs.add(RunRow(id="", name="fox", seed=7, total_steps=60, **of))
         store.runs.add_checkpoint(run.id, 40, folder, {}, "best")
-        store.runs.add_eval(EvalRow(run.id, 40, "step-40", "test", 150, 4, 0.912, 0.88, 0.94))
-        store.runs.add_eval(EvalRow(run.id, 20, "step-20", "test", 150, 4, 0.5, 0.4, 0.6))
-        after = store.runs.add(
-            RunRow(id="", name="eval-fox", kind="eval", parent_id=run.id, parent_step=40)
-        )
-        store.runs.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.93, 0.9, 0.95))
-        store.runs.add_eval(
-            EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False})
-        )
+        parent: dict[str, Any] = {"parent_id": run.id, "parent_step": 40}
+        after = store.runs.add(RunRow(id="", name="eval-fox", kind="eval", **parent)).id
+        for row in (
+            EvalRow(run.id, 40, "step-40", "test", 150, 4, 0.912, 0.88, 0.94),
+            EvalRow(run.id, 20, "step-20", "test", 150, 4, 0.5, 0.4, 0.6),
+            EvalRow(after, 40, "fox@best", "test", 168, 4, 0.93, 0.9, 0.95),
+            EvalRow(after, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False}),
+        ):
+            store.runs.add_eval(row)
         card_of = partial(model_card, "fox@best", store)
-        done = merge(
-            "fox@best", tmp_path / "out", Config().model, base=tmp_path, store=store, card=card_of
-        )
+        done = merged_from("fox@best", tmp_path, store=store, card=card_of)
         with pytest.raises(NotFound, match="bset"):
-            merge("fox@bset", tmp_path / "out2", Config().model, base=tmp_path, store=store)
+            merged_from("fox@bset", tmp_path, "out2", store=store)
     card = (done.folder / "README.md").read_text()
-    head = card.split("---\n")[1]
-    assert "base_model: Qwen/Qwen2.5-0.5B\n" in head and "library_name: transformers\n" in head
-    assert "| run | fox, step 40 of 60 |" in card and "| advantage, loss | grpo, ppo_clip |" in card
-    assert "| seed | 7 |" in card and "| tasks | calc-task |" in card
-    assert (
-        "| test | 150 | 4 | 0.912 | 0.880 to 0.940 |" in card
-        and "| test | 168 | 4 | 0.930 |" in card
-    )
-    assert "0.500" not in card and "0.100" not in card and str(tmp_path) not in card
+    for line in (
+        "base_model: Qwen/Qwen2.5-0.5B\n",
+        "library_name: transformers\n",
+        "| run | fox, step 40 of 60 |",
+        "| advantage, loss | grpo, ppo_clip |",
+        "| seed | 7 |",
+        "| tasks | calc-task |",
+        "| test | 150 | 4 | 0.912 | 0.880 to 0.940 |",
+        "| test | 168 | 4 | 0.930 |",
+    ):
+        assert line in card
+    assert not [text for text in ("0.500", "0.100", str(tmp_path)) if text in card]
 
 
-def test_another_chat_template_goes_along(base_folder: Path, tmp_path: Path) -> None:
+def test_another_chat_template_goes_along(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     config = Config.model_validate({"model": {"chat_template": "mine.jinja"}})
-    done = merge(str(base_folder), tmp_path / "out", config.model, base=tmp_path)
+    done = merge(str(source), tmp_path / "out", config.model, base=tmp_path)
     assert (done.folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
-def test_what_is_in_the_way_stays(base_folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="there already"):
-        merge(str(base_folder), out, Config().model, base=tmp_path)
-    with pytest.raises(UsageError, match="is a file"):
-        merge(str(base_folder), out / "mine.txt", Config().model, base=tmp_path)
-    with pytest.raises(UsageError, match="holds the model"):
-        merge(str(base_folder), base_folder, Config().model, base=tmp_path, force=True)
-    with pytest.raises(UsageError, match="holds the model"):
-        merge(str(base_folder), base_folder.parent, Config().model, base=tmp_path, force=True)
-    assert (out / "mine.txt").read_text() == "mine"
-    merge(str(base_folder), out, Config().model, base=tmp_path, force=True)
-    assert not (out / "mine.txt").exists() and (out / "model.safetensors").is_file()
+def test_what_is_in_the_way_stays(source: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    for out, force, said in (
+        (mine.parent, False, "there already"),
+        (mine, False, "is a file"),
+        (source, True, "holds the model"),
+        (source.parent, True, "holds the model"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            merge(str(source), out, Config().model, base=tmp_path, force=force)
+    assert mine.read_text() == "mine"
+    done = merged_from(source, tmp_path, force=True)
+    assert not mine.exists() and (done.folder / "model.safetensors").is_file()
 
 
-def test_broken_sources_leave_nothing(
-    base_folder: Path, adapter_folder: Path, tmp_path: Path
-) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(base_folder, bare)
-    os.remove(bare / "chat_template.jinja")
-    with pytest.raises((TemplateError, ModelError), match="chat template"):
-        merge("bare", tmp_path / "out", Config().model, base=tmp_path)
-    corrupt = tmp_path / "corrupt"
-    shutil.copytree(adapter_folder, corrupt)
+def test_broken_sources_leave_nothing(source: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    (shutil.copytree(source, tmp_path / "bare") / "chat_template.jinja").unlink()
+    corrupt = shutil.copytree(adapter_folder, tmp_path / "corrupt")
     (corrupt / "adapter_config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read"):
-        merge("corrupt", tmp_path / "out", Config().model, base=tmp_path)
-    with pytest.raises(ModelError, match="nowhere"):
-        merge("./nowhere", tmp_path / "out", Config().model, base=tmp_path)
+    for name, said in (
+        ("bare", "chat template"),
+        ("corrupt", "cannot be read"),
+        ("./nowhere", "nowhere"),
+    ):
+        with pytest.raises((TemplateError, ModelError), match=said):
+            merged_from(name, tmp_path)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-def test_the_command(base_folder: Path, cli: Cli) -> None:
-    out, project = cli.folder / "out", cli.folder / "project"
+def test_the_command(source: Path, cli: Cli) -> None:
+    out, project = str(cli.folder / "out"), cli.folder / "project"
     (project / "runs").mkdir(parents=True)
     (project / "agentrl.yaml").write_text("seed: 1\n")
     cli.always = ("--project", str(project))
-    cli("merge", str(out), code=2, said="Nothing was trained")
+    cli("merge", out, code=2, said="Nothing was trained")
     with Store.open(project / "runs" / "agentrl.db") as store:
         run = store.runs.add(RunRow(id="", name="fox", model="tiny"))
-        store.runs.add_checkpoint(run.id, 40, base_folder, {}, "last")
-    read = cli.json("merge", str(out))
-    assert (read["folder"], read["adapter"], read["dtype"]) == (str(out), False, "float32")
-    cli("merge", "fox@last", str(out), code=2, said="--force")
-    assert cli("merge", "last", str(out), "--force") == f"{out}\n"
-    cli("merge", "last", str(out), "--dtype", "int8", code=2)
+        store.runs.add_checkpoint(run.id, 40, source, {}, "last")
+    read = cli.json("merge", out)
+    assert (read["folder"], read["adapter"], read["dtype"]) == (out, False, "float32")
+    cli("merge", "fox@last", out, code=2, said="--force")
+    assert cli("merge", "last", out, "--force") == f"{out}\n"
+    cli("merge", "last", out, "--dtype", "int8", code=2)
 
 
 @pytest.mark.parametrize(

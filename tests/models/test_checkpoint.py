@@ -24,12 +24,6 @@ from agentrl_cli.models.checkpoint import (
     written_whole,
 )
 from agentrl_cli.models.output_lock import writing
-from tests.helpers.train import write_model
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 def model_of(folder: Path) -> Any:
@@ -57,30 +51,30 @@ def names(parent: Path) -> list[str]:
 
 
 def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else(
-    source: Path, tmp_path: Path
+    model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints" / "last"
-    model = model_of(source)
-    save_checkpoint(folder, model, source, {"step": 1})
+    changed = model_of(model)
+    save_checkpoint(folder, changed, model, {"step": 1})
     with torch.no_grad():
-        model.lm_head.weight.add_(1.0)
-    save_checkpoint(folder, model, source, {"step": 2})
+        changed.lm_head.weight.add_(1.0)
+    save_checkpoint(folder, changed, model, {"step": 2})
     assert names(folder.parent) == ["last"] and whole(folder) and load_state(folder) == {"step": 2}
-    fresh = model_of(source)
+    fresh = model_of(model)
     load_weights(fresh, folder)
-    torch.testing.assert_close(fresh.lm_head.weight, model.lm_head.weight, atol=0, rtol=0)
+    torch.testing.assert_close(fresh.lm_head.weight, changed.lm_head.weight, atol=0, rtol=0)
 
 
-def test_a_failed_save_keeps_the_one_before(source: Path, tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_one_before(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "last"
-    save_checkpoint(folder, model_of(source), source, {"step": 1})
+    save_checkpoint(folder, model_of(model), model, {"step": 1})
 
     class Full:
         def save_pretrained(self, folder: Path) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(StoreError, match="disk is full"):
-        save_checkpoint(folder, Full(), source, {"step": 2})  # type: ignore[arg-type]  # a model of which only this is used
+        save_checkpoint(folder, Full(), model, {"step": 2})  # type: ignore[arg-type]  # a model of which only this is used
     assert names(tmp_path) == ["last"] and load_state(folder) == {"step": 1}
 
 
@@ -100,10 +94,10 @@ def test_sweeping_puts_back_what_was_aside_and_deletes_the_rest(tmp_path: Path, 
     sweep(tmp_path / "missing")
 
 
-def test_saving_sweeps(source: Path, tmp_path: Path, dead: int) -> None:
+def test_saving_sweeps(model: Path, tmp_path: Path, dead: int) -> None:
     fake(tmp_path / f".last.old-{dead}")
     fake(tmp_path / f".step-000004.partial-{dead}")
-    save_checkpoint(tmp_path / "best", model_of(source), source, {"step": 1})
+    save_checkpoint(tmp_path / "best", model_of(model), model, {"step": 1})
     assert names(tmp_path) == ["best", "last"]
 
 
@@ -166,51 +160,40 @@ def test_what_a_killed_merge_left_is_tidied_up_by_the_next(tmp_path: Path, dead:
 
 
 def test_a_link_stays_one_and_its_folder_is_locked(tmp_path: Path) -> None:
-    fake(tmp_path / "disk" / "out", "old")
-    link = tmp_path / "link"
+    place, link = fake(tmp_path / "disk" / "out", "old"), tmp_path / "link"
     link.symlink_to("disk/out")
     with writing(link, "merge", None):
-        with (
-            pytest.raises(UsageError, match="is being written"),
-            writing(tmp_path / "disk" / "out", "sft", None),
-        ):
-            pass
+        with pytest.raises(UsageError, match="is being written"):
+            writing(place, "sft", None).__enter__()
         with written_whole(link) as beside:
             (beside / "config.json").write_text("new")
-    assert (
-        names(tmp_path) == ["disk", "link"]
-        and names(tmp_path / "disk") == ["out"]
-        and link.is_symlink()
-    )
-    assert (tmp_path / "disk" / "out" / "config.json").read_text() == "new"
+    assert names(tmp_path) == ["disk", "link"] and names(place.parent) == ["out"]
+    assert link.is_symlink() and (place / "config.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("missing", ["trainer.pt", "config.json", "model.safetensors"])
-def test_whole(source: Path, tmp_path: Path, missing: str) -> None:
+def test_whole(model: Path, tmp_path: Path, missing: str) -> None:
     folder = tmp_path / "last"
-    save_checkpoint(folder, model_of(source), source, {"step": 1})
+    save_checkpoint(folder, model_of(model), model, {"step": 1})
     assert whole(folder)
     (folder / missing).unlink()
     assert not whole(folder) and not whole(tmp_path / "missing")
 
 
-def test_every_shard_counts(source: Path, tmp_path: Path) -> None:
-    model_of(source).save_pretrained(tmp_path, max_shard_size="20KB")
+def test_every_shard_and_an_adapter_count(model: Path, tmp_path: Path) -> None:
     (tmp_path / "trainer.pt").touch()
-    shards = sorted(tmp_path.glob("*.safetensors"))
+    shutil.copy(model / "config.json", tmp_path / "adapter_config.json")
+    assert not whole(tmp_path)
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert whole(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    model_of(model).save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 1 and whole(tmp_path)
     shards[-1].unlink()
     assert not whole(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{")
     assert not whole(tmp_path)
-
-
-def test_an_adapter_counts_as_weights(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "trainer.pt").touch()
-    shutil.copy(source / "config.json", tmp_path / "adapter_config.json")
-    assert not whole(tmp_path)
-    (tmp_path / "adapter_model.safetensors").touch()
-    assert whole(tmp_path)
 
 
 def test_a_corrupt_state_is_a_message(tmp_path: Path) -> None:

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from agentrl_cli import ByteTokenizer, Chat, Config, Pack, Reward, ScriptedPolicy, Store, ToolEnv
 from agentrl_cli.chat.images import Images, place_images
 from agentrl_cli.chat.media import image_size
-from agentrl_cli.commands import app
 from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, pack
@@ -41,6 +39,7 @@ from agentrl_cli.tui.common.layout import result_notes
 from agentrl_cli.tui.common.reader import load_view, token_texts
 from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, ToolResult
 from agentrl_cli.types.content import content_text, data_uri
+from tests.helpers.cli import Cli
 from tests.helpers.local import policy_of, tiny
 from tests.helpers.session import open_chat
 from tests.helpers.train import episodes_of, trainer_of, write_pack
@@ -122,16 +121,6 @@ def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
             pixels[reader.types] = (given == reader.token).int()
     logits: torch.Tensor = model(input_ids=given, use_cache=False, **pixels).logits[0]
     return logits.float().log_softmax(-1)
-
-
-async def episodes(loaded: Any, turns: Sequence[str], count: int = 2, **more: Any) -> list[Episode]:
-    config = Config.model_validate(
-        {"rollout": {"max_new_tokens": 200, "max_tokens": 900, "max_turns": 3}}
-    )
-    directed: Any = Directed(loaded.policy, loaded.chat, turns)
-    rollout = Rollout(directed, loaded.chat, {"look": PACK}, config, **more)
-    task = PACK.tasks("train")[0]
-    return await rollout.run([Job(task, seed=n, sample=n, group_id="g") for n in range(count)])
 
 
 # --- the chat --------------------------------------------------------------------------------------------------------
@@ -274,23 +263,19 @@ async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_th
 
 
 def test_what_functions_answer_as_pictures() -> None:
-    image = Image.new("RGB", (24, 16), (255, 0, 0))
-    assert as_result(image) == ToolResult("", images=(RED,))
-    blocks = [
-        {"type": "text", "text": "left"},
-        {"type": "image", "image": image},
-        {"type": "text", "text": "right"},
-    ]
-    assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
-    assert as_result([{"type": "image", "image": RED}]).images == (RED,)
-    uri = data_uri(RED)
+    image, uri = Image.new("RGB", (24, 16), (255, 0, 0)), data_uri(RED)
     for same in (
+        image,
         RED,
         uri,
+        [{"type": "image", "image": RED}],
         [{"type": "image_url", "image_url": {"url": uri}}],
         [{"type": "image", "image": uri}],
     ):
         assert as_result(same) == ToolResult("", images=(RED,))
+    left, right = ({"type": "text", "text": text} for text in ("left", "right"))
+    blocks = [left, {"type": "image", "image": image}, right]
+    assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
     with pytest.raises(EnvError, match="does not exist"):
         as_result(Path("/nowhere/a.png"))
     for other in ([{"type": "image", "url": "http://x"}], [{"type": "door"}], []):
@@ -490,7 +475,7 @@ def test_a_training_on_pictures(trained: tuple[Path, list[Episode]], folder: Pat
 
 
 def test_pictures_are_kept_once_and_shown(
-    trained: tuple[Path, list[Episode]], tmp_path: Path
+    trained: tuple[Path, list[Episode]], tmp_path: Path, cli: Cli
 ) -> None:
     project, made = trained
     with contextlib.closing(sqlite3.connect(project / "runs" / "agentrl.db")) as file:
@@ -524,15 +509,10 @@ def test_pictures_are_kept_once_and_shown(
         f"data:image/png;base64,{base64.b64encode(RED).decode()}" in page
         and "img.src = src" in page
     )
-    done = CliRunner().invoke(
-        app, ["show", made[0].id, "--db", str(project / "runs" / "agentrl.db")]
-    )
-    assert done.exit_code == 0 and f"▣ image  {len(RED)} bytes" in done.output, done.output
-
-
-def test_what_is_shown_of_many_tokens() -> None:
-    texts = ["a", *["<|image_pad|>"] * 9, "b", "b"]
-    assert short_runs(texts, [1, *[2] * 9, 3, 3]) == ["a", "<|image_pad|>", *["▪"] * 8, "b", "b"]
+    said = cli("show", made[0].id, "--db", str(project / "runs" / "agentrl.db"))
+    assert f"▣ image  {len(RED)} bytes" in said
+    few = ["a", "<|image_pad|>", *["▪"] * 8, "b", "b"]
+    assert short_runs(["a", *["<|image_pad|>"] * 9, "b", "b"], [1, *[2] * 9, 3, 3]) == few
 
 
 # --- chat and what-if ------------------------------------------------------------------------------------------------
@@ -575,17 +555,17 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     ids = torch.tensor([1, reader.token, 2])
     with pytest.raises(EnvError, match="take 6 tokens, and its ids have 1"):
         reader.inputs(ids, [RED])
-    message = {"role": "user", "content": "x"}
-    shown = {"role": "user", "content": [{"type": "image", "image": RED}]}
     with pytest.raises(PolicyError, match="this model reads text alone"):
-        place_images([shown], (), None)
-    parts = (
-        ({"type": "audio"}, "of the kind 'audio'"),
-        ({"type": "image", "image": "no.png"}, "does not"),
-    )
-    for bad_part, words in parts:
+        place_images([{"role": "user", "content": [{"type": "image", "image": RED}]}], (), None)
+    picture = ToolResult("", images=(RED,))
+    refused: list[tuple[Any, list[ToolResult], str]] = [
+        ([{"type": "audio"}], [], "of the kind 'audio'"),
+        ([{"type": "image", "image": "no.png"}], [], "does not"),
+        ("x", [picture], "no tool message"),
+    ]
+    for content, results, words in refused:
         with pytest.raises(EnvError, match=words):
-            place_images([{**message, "content": [bad_part]}], (), loaded.chat.images)
+            place_images([{"role": "user", "content": content}], results, loaded.chat.images)
     small = Config.model_validate({"rollout": {"max_tokens": 40, "max_new_tokens": 8}})
     pack = Pack.of(
         "look", [{"prompt": "x", "images": [BLUE, BLUE]}], [Reward("r", lambda e, c: 1.0)]
@@ -596,8 +576,6 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
         long.outcome is Outcome.TOO_LONG
         and "(32 of them for 2 images) does not fit into 40" in long.error
     )
-    with pytest.raises(EnvError, match="no tool message"):
-        place_images([message], [ToolResult("", images=(RED,))], loaded.chat.images)
     await loaded.policy.close()
     blind = policy_of(tiny())
     with pytest.raises(PolicyError, match="reads no images"):
