@@ -9,80 +9,89 @@ import pytest
 from agentrl_cli.chat.parse import validate_arguments
 from tests.helpers.chat import schema
 
-
-def test_the_first_error_is_worded_for_the_model() -> None:
-    wanted = {
-        "type": "object",
-        "properties": {
-            "n": {"type": "integer", "minimum": 1, "maximum": 9},
-            "mode": {"enum": ["a", "b"]},
-            "xs": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
-            "opt": {"type": ["string", "null"]},
-            "o": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
-            "u": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^x"}]},
-        },
-        "required": ["n"],
-    }
-    cases: list[tuple[dict[str, Any], str | None]] = [
-        ({"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"}, None),
-        ({}, 'argument "n" is missing'),
-        ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
-        ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
-        ({"n": 0}, 'argument "n" must be at least 1'),
-        ({"n": 1, "mod": "a"}, 'unknown argument "mod", did you mean "mode"?'),
-        ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
-        ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
-        ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
-        ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
-        (
-            {"n": 1, "u": "y"},
-            'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
-        ),
-    ]
-    for arguments, problem in cases:
-        assert validate_arguments(wanted, arguments) == problem
-    assert validate_arguments(schema("f", {}), {"x": 1}) == 'unknown argument "x"; there are: none'
+TYPES = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": 1, "maximum": 9},
+        "mode": {"enum": ["a", "b"]},
+        "xs": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
+        "opt": {"type": ["string", "null"]},
+        "o": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
+        "u": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^x"}]},
+    },
+    "required": ["n"],
+}
+OF_TYPES: list[tuple[dict[str, Any], str | None]] = [
+    ({"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"}, None),
+    ({}, 'argument "n" is missing'),
+    ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
+    ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
+    ({"n": 0}, 'argument "n" must be at least 1'),
+    ({"n": 1, "mod": "a"}, 'unknown argument "mod", did you mean "mode"?'),
+    ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
+    ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
+    ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
+    ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
+    (
+        {"n": 1, "u": "y"},
+        'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
+    ),
+]
 
 
-def test_references_and_all_keywords_of_the_standard_are_checked() -> None:
-    wanted = {
-        "type": "object",
-        "$defs": {
-            "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+# References, and all keywords of the standard.
+STANDARD = {
+    "type": "object",
+    "$defs": {
+        "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    },
+    "properties": {
+        "at": {"$ref": "#/$defs/Point"},
+        "n": {"type": "integer", "multipleOf": 5},
+        "tags": {"type": "array", "uniqueItems": True},
+        "one": {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
+        "by": {
+            "type": "object",
+            "patternProperties": {"^a": {"type": "integer"}},
+            "additionalProperties": False,
         },
-        "properties": {
-            "at": {"$ref": "#/$defs/Point"},
-            "n": {"type": "integer", "multipleOf": 5},
-            "tags": {"type": "array", "uniqueItems": True},
-            "one": {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
-            "by": {
-                "type": "object",
-                "patternProperties": {"^a": {"type": "integer"}},
-                "additionalProperties": False,
-            },
-        },
-    }
-    cases: list[tuple[dict[str, Any], str | None]] = [
-        ({"at": {"x": 1}, "n": 10, "tags": ["a"], "one": 1, "by": {"ab": 1}}, None),
-        ({"at": {}}, 'argument "at.x" is missing'),
-        ({"at": {"x": "1"}}, 'argument "at.x" must be an integer, not a string ("1")'),
-        ({"n": 7}, 'argument "n": 7 is not a multiple of 5'),
-        ({"tags": ["a", "a"]}, "argument \"tags\": ['a', 'a'] has non-unique elements"),
-        ({"by": {"b": 1}}, 'unknown argument "by.b"; there are: none'),
-        ({"by": {"ab": "x"}}, 'argument "by.ab" must be an integer, not a string ("x")'),
-    ]
-    for arguments, problem in cases:
-        assert validate_arguments(wanted, arguments) == problem
-    both = validate_arguments(wanted, {"one": 5})
+    },
+}
+OF_STANDARD: list[tuple[dict[str, Any], str | None]] = [
+    ({"at": {"x": 1}, "n": 10, "tags": ["a"], "one": 1, "by": {"ab": 1}}, None),
+    ({"at": {}}, 'argument "at.x" is missing'),
+    ({"at": {"x": "1"}}, 'argument "at.x" must be an integer, not a string ("1")'),
+    ({"n": 7}, 'argument "n": 7 is not a multiple of 5'),
+    ({"tags": ["a", "a"]}, "argument \"tags\": ['a', 'a'] has non-unique elements"),
+    ({"by": {"b": 1}}, 'unknown argument "by.b"; there are: none'),
+    ({"by": {"ab": "x"}}, 'argument "by.ab" must be an integer, not a string ("x")'),
+]
+
+
+def test_a_value_that_fits_two_of_which_one_may_is_named() -> None:
+    both = validate_arguments(STANDARD, {"one": 5})
     assert both is not None and both.startswith('argument "one": 5 is valid under each of')
 
 
-def test_the_first_error_is_that_of_the_first_argument() -> None:
-    wanted = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-    assert (
-        validate_arguments(wanted, {"b": "x", "a": "y"})
-        == 'argument "b" must be an integer, not a string ("x")'
-    )
+PAIR = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "problem"),
+    [
+        *((TYPES, *case) for case in OF_TYPES),
+        *((STANDARD, *case) for case in OF_STANDARD),
+        (schema("f", {}), {"x": 1}, 'unknown argument "x"; there are: none'),
+        # that of the first argument
+        (PAIR, {"b": "x", "a": "y"}, 'argument "b" must be an integer, not a string ("x")'),
+        # a type that JSON does not have accepts anything
+        ({"properties": {"a": {"type": "str"}}}, {"a": 1}, None),
+    ],
+)
+def test_the_first_error_is_worded_for_the_model(
+    schema: dict[str, Any], arguments: dict[str, Any], problem: str | None
+) -> None:
+    assert validate_arguments(schema, arguments) == problem
 
 
 @pytest.mark.parametrize(
@@ -105,10 +114,6 @@ def test_no_schema_is_fetched() -> None:
         assert validate_arguments({"properties": {"a": {"$ref": address}}}, {"a": 1}) is None
         with pytest.raises(BlockingIOError):  # no client has connected
             server.accept()
-
-
-def test_a_type_that_json_does_not_have_accepts_anything() -> None:
-    assert validate_arguments({"properties": {"a": {"type": "str"}}}, {"a": 1}) is None
 
 
 def test_arguments_nested_too_deeply_are_an_error() -> None:

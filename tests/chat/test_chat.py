@@ -1,7 +1,7 @@
 """Delta rendering: the appended ids equal those of a full rendering, token for token."""
 
 import random
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,6 @@ from tests.helpers.chat import bpe_json, metaspace_json, schema
 PYTHON = schema("run_python", {"code": "string"}, "Run Python code.")
 SYSTEM: Message = {"role": "system", "content": "You solve tasks."}
 USER: Message = {"role": "user", "content": "What is 6*7?"}
-CALL_TEXT = '<tool_call>\n{"name": "run_python", "arguments": {"code": "print(6*7)"}}\n</tool_call>'
 
 
 @pytest.fixture(params=["bytes", "bpe", "metaspace"])
@@ -43,19 +42,16 @@ def test_tiny_template_is_short_and_exact(chat: Chat) -> None:
 
 def test_prompt_origins_and_spans(chat: Chat) -> None:
     prompt = chat.prompt([SYSTEM, USER], [PYTHON])
-
-    def text_of(origin: Origin) -> str:
-        return chat.decode(
+    texts = {
+        origin: chat.decode(
             [id_ for id_, own in zip(prompt.ids, prompt.origin, strict=True) if own == origin]
         )
-
-    assert text_of(Origin.SYSTEM) == "You solve tasks."
-    assert text_of(Origin.USER) == "What is 6*7?"
-    assert [role for role, _, _ in prompt.spans] == ["system", "user"]
-    assert prompt.spans[0][1] == 0 and prompt.spans[-1][2] == len(prompt)
-    assert prompt.spans[0][2] == prompt.spans[1][1]
-    start, end = prompt.spans[1][1:]
-    assert chat.decode(prompt.ids[start:end]).startswith("<|im_start|>user\n")
+        for origin in (Origin.SYSTEM, Origin.USER)
+    }
+    assert texts == {Origin.SYSTEM: "You solve tasks.", Origin.USER: "What is 6*7?"}
+    start = prompt.spans[1][1]
+    assert prompt.spans == (("system", 0, start), ("user", start, len(prompt)))
+    assert chat.decode(prompt.ids[start:]).startswith("<|im_start|>user\n")
 
 
 def test_the_separator_after_the_stop_token_is_kept(chat: Chat) -> None:
@@ -150,58 +146,36 @@ def test_a_cut_turn_is_closed_by_a_forced_stop_token(chat: Chat) -> None:
     assert ids == chat.prompt([USER, parsed.message, *new]).ids
 
 
-def test_conversation_trains_the_stop_token_and_only_model_tokens(chat: Chat) -> None:
-    messages = [SYSTEM, USER, chat.parse(chat.assistant_ids(CALL_TEXT)).message, tool_message("42")]
-    messages.append({"role": "assistant", "content": "42"})
-    rendered = chat.conversation(messages, [PYTHON])
-    trained = [
-        i for i, own in zip(rendered.ids, rendered.origin, strict=True) if own == Origin.MODEL
-    ]
-    assert chat.decode(trained) == f"{CALL_TEXT}<|im_end|>42<|im_end|>"
-    assert rendered.spans[-1][0] == "assistant"
-    assert rendered.spans[-1][2] == len(rendered)
-
-
-def test_parse_keeps_ids_and_gives_calls_their_place(chat: Chat) -> None:
-    ids = chat.assistant_ids(f"Two.\n{CALL_TEXT}\n{CALL_TEXT}")
-    before = list(ids)
-    parsed = chat.parse(ids, [PYTHON], turn=3)
-    assert ids == before
-    assert parsed.content == "Two."
-    assert [call.id for call in parsed.calls] == ["c00030000", "c00030001"]
-    assert parsed.calls[0].arguments == {"code": "print(6*7)"}
-    assert parsed.message["tool_calls"][1]["function"]["name"] == "run_python"
-
-
 def test_extend_refuses_after_a_user_message(chat: Chat) -> None:
     with pytest.raises(TemplateError, match="after an assistant turn"):
         chat.extend([USER], [tool_message("x")])
 
 
-def test_no_template_is_a_clear_error() -> None:
+def test_a_template_that_cannot_be_used_is_a_clear_error() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(TemplateError, match="no chat template"):
-        Chat(tokenizer)
+    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    for given, said in (
+        (tokenizer, "no chat template"),
+        (ByteTokenizer(endless), "no control token"),
+    ):
+        with pytest.raises(TemplateError, match=said):
+            Chat(given)
 
 
-def test_a_template_that_never_stops_is_refused() -> None:
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    with pytest.raises(TemplateError, match="no control token"):
-        Chat(ByteTokenizer(template))
-
-
-def test_tokenizer_errors_are_model_errors(tmp_path: Any) -> None:
-    with pytest.raises(ModelError, match="No model folder"):
-        Tokenizer.load(tmp_path / "missing")
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+def test_tokenizer_errors_are_model_errors(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read"):
-        Tokenizer.load(tmp_path)
+    for folder, said in (
+        (tmp_path / "missing", "No model folder"),
+        (tmp_path / "bare", r"no tokenizer\.json"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            Tokenizer.load(folder)
 
 
-def test_tokenizer_loads_a_folder(tmp_path: Any) -> None:
+def test_tokenizer_loads_a_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(bpe_json())
     (tmp_path / "tokenizer_config.json").write_text(
         '{"eos_token": {"content": "<|im_end|>"}, "chat_template": "T"}'

@@ -66,42 +66,72 @@ def without(subject: Episode, start: int, end: int) -> Episode:
     return subject.with_(tokens=tokens)
 
 
-def test_a_clean_episode_is_quiet(chat: Chat) -> None:
-    replies = [
-        chat.assistant_ids(f"Hm.\n{CALL}"),
-        chat.assistant_ids(CALL),
-        chat.assistant_ids("done"),
-    ]
-    clean = episode(chat, replies, ["1", "<|im_end|> in a result"])
-    assert check_episode(clean, chat, TOOLS) == []
-    turn, tool = clean.turns[1], clean.turns[2]
-    ids = clean.tokens.ids
-    assert (
-        check_delta(
-            chat,
-            ids[turn.start : turn.end],
-            ids[tool.start : tool.end],
-            turn.messages[0],
-            tool.messages,
-            TOOLS,
-        )
-        == []
+BYTES = Chat(ByteTokenizer())
+BPE = Chat(Tokenizer(bpe_json(), ByteTokenizer().chat_template, {"eos_token": "<|im_end|>"}))
+THINKS = Chat(ByteTokenizer(THINKING))
+REFUSES = Chat(
+    ByteTokenizer(
+        "{% if messages | length > 5 %}{{ raise_exception('too long') }}{% endif %}"
+        f"{ByteTokenizer().chat_template}"
     )
+)
+# A turn without its end was cut there; a list is one of texts that are encoded one by one.
+HALF, LETTERS = ("half",), [*"print", "<|im_end|>"]
+SPACED = 'Hm. <tool_call>{"name":"run_python",  "arguments":{"code":"1"}}</tool_call>'
+Replies = list[str | tuple[str] | list[str]]
+# The chat, the turns, the results between them, and what the guard says: kind, turn, tokens into the turn, its text.
+EPISODES: dict[str, tuple[Chat, Replies, list[str], list[tuple[str, int, int, str]]]] = {
+    "clean": (BYTES, [f"Hm.\n{CALL}", CALL, "done"], ["1", "<|im_end|> in a result"], []),
+    "it ends after a result": (BYTES, [CALL], ["1"], []),
+    "it ends within a turn": (BYTES, [CALL, ("half an ans",)], ["1"], []),
+    "a turn was cut and closed": (BYTES, [HALF, "x"], ["go on"], []),
+    "a malformed call": (BYTES, ['<tool_call>\n{"name": ', "x"], ["Malformed"], []),
+    "another spelling": (
+        BYTES,
+        [SPACED, "x"],
+        ["1"],
+        [("reserialised", 1, len("Hm.") + 1, "<tool_call>{")],
+    ),
+    "other tokens": (BPE, [LETTERS, "x"], ["1"], [("resegmented", 1, 0, "")]),
+    "dropped thinking": (
+        THINKS,
+        ["<think>\nhm\n</think>\n\nfirst", "second"],
+        ["1"],
+        [("by_design", 1, 0, "")],
+    ),
+    "a template that refuses": (
+        REFUSES,
+        ["a", "b", "c"],
+        ["1", "2"],
+        [("by_design", -1, 0, "too long")],
+    ),
+}
 
 
-def test_an_episode_may_end_anywhere(chat: Chat) -> None:
-    after_result = episode(chat, [chat.assistant_ids(CALL)], ["1"])
-    assert check_episode(after_result, chat, TOOLS) == []
-    cut = episode(chat, [chat.assistant_ids(CALL), chat.tokenizer.encode("half an ans")], ["1"])
-    assert check_episode(cut, chat, TOOLS) == []
-    closed = episode(chat, [chat.tokenizer.encode("half"), chat.assistant_ids("x")], ["go on"])
-    assert closed.tokens.origin.tolist().count(Origin.FORCED) == 1
-    assert check_episode(closed, chat, TOOLS) == []
-    malformed = episode(
-        chat, [chat.assistant_ids('<tool_call>\n{"name": '), chat.assistant_ids("x")], ["Malformed"]
-    )
-    assert check_episode(malformed, chat, TOOLS) == []
-    assert check_episode(Episode("e", "t"), chat) == []
+def encoded(chat: Chat, text: str | tuple[str] | list[str]) -> list[int]:
+    if isinstance(text, str):
+        return list(chat.assistant_ids(text))
+    return [id_ for part in text for id_ in chat.tokenizer.encode(part)]
+
+
+@pytest.mark.parametrize(("chat", "replies", "given", "wanted"), EPISODES.values(), ids=EPISODES)
+def test_what_is_said_of_an_episode_and_of_its_first_delta(
+    chat: Chat, replies: Replies, given: list[str], wanted: list[tuple[str, int, int, str]]
+) -> None:
+    one = episode(chat, [encoded(chat, text) for text in replies], given)
+    found = check_episode(one, chat, TOOLS)
+    starts = {turn.index: turn.start for turn in one.turns}
+    places = [(d.kind, d.turn, d.position - starts.get(d.turn, 0)) for d in found]
+    assert places == [(kind, turn, offset) for kind, turn, offset, _ in wanted]
+    assert all(text in f"{d.expected} {d.got}" for d, (*_, text) in zip(found, wanted, strict=True))
+    ids, (_, said, new, *_) = one.tokens.ids, one.turns
+    parts = (ids[said.start : said.end], ids[new.start : new.end])
+    delta = check_delta(chat, *parts, said.messages[0], new.messages, TOOLS)
+    assert [drift.kind for drift in delta] == [kind for kind, turn, _, _ in wanted if turn == 1]
+
+
+def test_an_empty_episode_and_what_a_template_drops() -> None:
+    assert check_episode(Episode("e", "t"), BYTES) == [] and audit(THINKS).thinking_by_design
 
 
 def test_a_lost_separator_stop_token_or_role_is_structural(chat: Chat) -> None:
@@ -111,24 +141,16 @@ def test_a_lost_separator_stop_token_or_role_is_structural(chat: Chat) -> None:
     assert (drift.kind, drift.position, drift.turn) == ("structural", place, 2)
     assert drift.expected.startswith("\n<|im_start|>user")
     assert drift.got.startswith("<|im_start|>user")
-    delta = chat.extend(
-        [*PROMPT, {"role": "assistant", "content": "x"}], clean.turns[2].messages, TOOLS
-    )
-    found = check_delta(
-        chat,
-        chat.assistant_ids("x"),
-        delta.ids[1:],
+    said, own, new = (
         {"role": "assistant", "content": "x"},
+        chat.assistant_ids("x"),
         clean.turns[2].messages,
-        TOOLS,
-        turn=1,
-        position=50,
     )
+    delta = chat.extend([*PROMPT, said], new, TOOLS)
+    found = check_delta(chat, own, delta.ids[1:], said, new, TOOLS, turn=1, position=50)
     assert [(d.kind, d.turn, d.position) for d in found] == [("structural", 1, 52)]
-    stop = clean.turns[1].end - 1
-    assert worst(check_episode(without(clean, stop, stop + 1), chat, TOOLS)) == "structural"
-    role = clean.turns[2].start + 2  # the u of user
-    assert worst(check_episode(without(clean, role, role + 1), chat, TOOLS)) == "structural"
+    for lost in (clean.turns[1].end - 1, place + 2):  # the stop token, and the u of user
+        assert worst(check_episode(without(clean, lost, lost + 1), chat, TOOLS)) == "structural"
 
 
 def test_each_branch_is_compared_with_a_rendering_of_its_own(chat: Chat) -> None:
@@ -177,59 +199,3 @@ def test_a_foreign_stop_token_is_structural(chat: Chat) -> None:
     message: Message = {"role": "assistant", "content": "x"}
     delta = chat.extend([*PROMPT, message], new)
     assert worst(check_delta(chat, own, delta.ids, message, new)) == "structural"
-
-
-def test_another_spelling_of_the_same_call_is_reserialised(chat: Chat) -> None:
-    spaced = '<tool_call>{"name":"run_python",  "arguments":{"code":"1"}}</tool_call>'
-    odd = episode(chat, [chat.assistant_ids(f"Hm. {spaced}"), chat.assistant_ids("x")], ["1"])
-    (drift,) = check_episode(odd, chat, TOOLS)
-    assert (drift.kind, drift.turn) == ("reserialised", 1)
-    assert drift.position == odd.turns[1].start + len("Hm.") + 1
-    assert drift.got.startswith("<tool_call>{")
-    turn, tool = odd.turns[1], odd.turns[2]
-    ids = odd.tokens.ids
-    found = check_delta(
-        chat,
-        ids[turn.start : turn.end],
-        ids[tool.start : tool.end],
-        turn.messages[0],
-        tool.messages,
-        TOOLS,
-    )
-    assert [d.kind for d in found] == ["reserialised"]
-
-
-def test_other_tokens_for_the_same_text_are_resegmented() -> None:
-    chat = Chat(Tokenizer(bpe_json(), ByteTokenizer().chat_template, {"eos_token": "<|im_end|>"}))
-    whole = chat.tokenizer.encode("print")
-    letters = [id_ for letter in "print" for id_ in chat.tokenizer.encode(letter)]
-    assert len(whole) < len(letters)
-    odd = episode(chat, [[*letters, chat.stop_ids[0]], chat.assistant_ids("x")], ["1"])
-    (drift,) = check_episode(odd, chat, TOOLS)
-    assert (drift.kind, drift.turn, drift.position) == ("resegmented", 1, odd.turns[1].start)
-
-
-def test_dropped_thinking_is_by_design() -> None:
-    chat = Chat(ByteTokenizer(THINKING))
-    assert audit(chat).thinking_by_design
-    ids = chat.assistant_ids("<think>\nhm\n</think>\n\nfirst")
-    odd = episode(chat, [ids, chat.assistant_ids("second")], ["1"])
-    (drift,) = check_episode(odd, chat, TOOLS)
-    assert (drift.kind, drift.turn) == ("by_design", 1)
-
-
-def test_a_conversation_the_template_refuses_is_by_design() -> None:
-    refusing = ByteTokenizer().chat_template
-    assert refusing is not None
-    chat = Chat(
-        ByteTokenizer(
-            "{% if messages | length > 5 %}{{ raise_exception('too long') }}{% endif %}" + refusing
-        )
-    )
-    odd = episode(
-        chat,
-        [chat.assistant_ids("a"), chat.assistant_ids("b"), chat.assistant_ids("c")],
-        ["1", "2"],
-    )
-    (drift,) = check_episode(odd, chat, TOOLS)
-    assert drift.kind == "by_design" and "too long" in drift.expected

@@ -1,5 +1,6 @@
 """Golden transcripts of the core's tool-call syntaxes: good, several, malformed, cut off, and answers without calls."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,6 +104,10 @@ SEVERAL = {
 }
 
 # parser, what the model wrote, a part of the error
+TWICE = f"<think>\nIs </think> the end?\n{GOOD['hermes']}\n</think>\n\nYes."
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
+
+
 BAD = [
     (
         "hermes",
@@ -349,35 +354,85 @@ def test_an_absurdly_long_call_is_a_named_error(
     assert exponent(read, 125) < 1.5
 
 
-def test_text_around_calls_is_content() -> None:
-    parsed = parse_text(f"Let me see.\n{GOOD['hermes']}\nDone.", load_parser("hermes"), TOOLS)
-    assert parsed.content == "Let me see.\nDone."
-    assert parse_text(f"Hm.{GOOD['mistral']}", load_parser("mistral")).content == "Hm."
+Call = tuple[str, dict[str, Any], None]
+ONE: Call = ("add", ADD, None)
 
 
-def test_calls_inside_thinking_do_not_count() -> None:
-    hermes = load_parser("hermes")
-    parsed = parse_text(
-        f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n{GOOD['hermes']}", hermes, TOOLS
-    )
-    assert len(parsed.calls) == 1
-    assert parsed.content.startswith("<think>\nmaybe")
-    assert parse_text(f"<think>\n{GOOD['hermes']}", hermes, TOOLS).calls == ()
-    twice = f"<think>\nIs </think> the end?\n{GOOD['hermes']}\n</think>\n\nYes."
-    parsed = parse_text(twice, hermes, TOOLS)
-    assert (parsed.calls, parsed.content) == ((), twice), "thinking ends at its last closing tag"
+def nest(**arguments: Any) -> Call:
+    return ("nest", arguments, None)
 
 
-def test_string_arguments_stay_strings_in_xml() -> None:
-    for name in (
-        "qwen3_coder",
-        "glm",
-        "minimax_m2",
-        "minimax_m3",
-    ):
-        parser = load_parser(name)
-        (call,) = parse_text(parser.example("say", {"text": "12"}), parser, TOOLS).calls
-        assert call.arguments == {"text": "12"}
+# parser, what the model wrote, the calls, the content
+READ: list[tuple[str, str, list[Call], str]] = [
+    ("hermes", f"Let me see.\n{GOOD['hermes']}\nDone.", [ONE], "Let me see.\nDone."),
+    ("mistral", f"Hm.{GOOD['mistral']}", [ONE], "Hm."),
+    ("mistral", '[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', [ONE], ""),
+    (
+        "deepseek",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": 2}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        [ONE],
+        "",
+    ),
+    (
+        "lfm2",  # quotes and lines that its template does not escape
+        "<|tool_call_start|>[say(text='it's\nhers, x='), add(a=1, b=2)]<|tool_call_end|>",
+        [("say", {"text": "it's\nhers, x="}, None), ONE],
+        "",
+    ),
+    (
+        "qwen3_coder",  # Python's constants, where a template writes them
+        "<tool_call>\n<function=nest>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{'k': None}\n</parameter>\n"
+        "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>",
+        [nest(b=True, o={"k": None}, s="True", a=[1, "x"])],
+        "",
+    ),
+    # thinking ends at its last closing tag, and calls inside of it do not count
+    ("hermes", f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n{GOOD['hermes']}", [ONE],
+     f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n"),
+    ("hermes", f"<think>\n{GOOD['hermes']}", [], f"<think>\n{GOOD['hermes']}"),
+    ("hermes", TWICE, [], TWICE),
+    # markup around an answer is not content
+    ("kimi_k3", f"42{K3_END}", [], "42"),
+    ("kimi_k3", f"Hm.<|close|>think<|sep|><|open|>response<|sep|>42{K3_END}", [], "42"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "calls", "content"), READ)
+def test_what_is_read(name: str, text: str, calls: list[Call], content: str) -> None:
+    parsed = parse_text(text, load_parser(name), [*TOOLS, NESTED])
+    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == calls
+    assert parsed.content == content
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "arguments", "read"),
+    [
+        *(
+            (name, "say", {"text": "12"}, {"text": "12"})
+            for name in ("qwen3_coder", "glm", "minimax_m2", "minimax_m3")
+        ),
+        (
+            "minimax_m3",
+            "nest",
+            {"s": "12", "o": {"k": [1, {"x": "y"}], "e": True}, "a": ["1", "two"], "b": False},
+            {"s": "12", "o": {"k": [1, {"x": "y"}], "e": True}, "a": [1, "two"], "b": False},
+        ),
+        (
+            "minimax_m3",
+            "nest",
+            {"s": "", "o": {}, "a": [], "b": True},
+            {"s": "", "o": {}, "a": [], "b": True},
+        ),
+    ],
+)
+def test_types_are_taken_from_the_schema(
+    name: str, tool: str, arguments: dict[str, Any], read: dict[str, Any]
+) -> None:
+    parser = load_parser(name)
+    written = f"Hm.\n{parser.example(tool, arguments)}"
+    (call,) = parse_text(written, parser, [*TOOLS, NESTED]).calls
+    assert (call.arguments, call.error) == (read, None)
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
@@ -418,22 +473,16 @@ def test_a_text_beside_other_types_stays_a_text_unless_it_is_one_of_them() -> No
             assert (call.arguments, call.error) == (dict(zip("abcde", read, strict=False)), None)
 
 
-def test_newer_mistral_and_deepseek_forms() -> None:
-    (call,) = parse_text(
-        '[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', load_parser("mistral"), TOOLS
-    ).calls
-    assert (call.name, call.arguments, call.error, call.id) == ("add", ADD, None, "abc123xyz")
-    for id_, own in (
-        ("abc123xyz", "abc123xyz"),
-        ("short", "c00000000"),
-    ):  # templates reject all but nine letters
-        text = f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": 1, "b": 2}}, "id": "{id_}"}}]'
-        parsed = parse_text(text, load_parser("mistral"), TOOLS)
+def test_an_id_of_mistral_is_kept_where_templates_take_it() -> None:
+    text = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "ID"}]'
+    kept = {
+        text.replace("ID", "abc123xyz"): "abc123xyz",
+        text.replace("ID", "short"): "c00000000",  # templates reject all but nine letters
+        '[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}': "abc123xyz",
+    }
+    for written, own in kept.items():
+        parsed = parse_text(written, load_parser("mistral"), TOOLS)
         assert parsed.calls[0].id == parsed.message["tool_calls"][0]["id"] == own
-    text = '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": 2}<｜tool▁call▁end｜>'
-    text = f"<｜tool▁calls▁begin｜>{text}<｜tool▁calls▁end｜>"
-    (call,) = parse_text(text, load_parser("deepseek"), TOOLS).calls
-    assert (call.name, call.arguments, call.error) == ("add", ADD, None)
 
 
 def test_parser_names_and_detection() -> None:
@@ -462,43 +511,6 @@ def test_ids_that_a_model_writes_twice_are_replaced() -> None:
         "functions.add:0",
         "functions.add:1",
     ]
-
-
-def test_lfm2_reads_quotes_and_lines_that_its_template_does_not_escape() -> None:
-    text = "<|tool_call_start|>[say(text='it's\nhers, x='), add(a=1, b=2)]<|tool_call_end|>"
-    calls = parse_text(text, load_parser("lfm2"), TOOLS).calls
-    assert [(c.name, c.arguments, c.error) for c in calls] == [
-        ("say", {"text": "it's\nhers, x="}, None),
-        ("add", ADD, None),
-    ]
-
-
-def test_minimax_m3_takes_types_from_the_schema() -> None:
-    arguments = {"s": "12", "o": {"k": [1, {"x": "y"}], "e": True}, "a": ["1", "two"], "b": False}
-    parser = load_parser("minimax_m3")
-    (call,) = parse_text(f"Hm.\n{parser.example('nest', arguments)}", parser, [NESTED]).calls
-    assert (call.arguments, call.error) == ({**arguments, "a": [1, "two"]}, None)
-    (call,) = parse_text(
-        parser.example("nest", {"s": "", "o": {}, "a": [], "b": True}), parser, [NESTED]
-    ).calls
-    assert call.arguments == {"s": "", "o": {}, "a": [], "b": True}
-
-
-def test_markup_around_an_answer_is_not_content() -> None:
-    end = "<|close|>response<|sep|><|close|>message<|sep|>"
-    for start in ("", "Hm.<|close|>think<|sep|><|open|>response<|sep|>"):
-        parsed = parse_text(f"{start}42{end}", load_parser("kimi_k3"), TOOLS)
-        assert (parsed.content, parsed.calls) == ("42", ())
-
-
-def test_python_constants_are_read_where_a_template_writes_them() -> None:
-    text = "<tool_call>\n<function=nest>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{'k': None}\n</parameter>\n"
-    text += "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>"
-    (call,) = parse_text(text, load_parser("qwen3_coder"), [NESTED]).calls
-    assert (call.arguments, call.error) == (
-        {"b": True, "o": {"k": None}, "s": "True", "a": [1, "x"]},
-        None,
-    )
 
 
 @pytest.mark.parametrize(
@@ -531,13 +543,12 @@ def test_thinking_with_markup_of_its_own_is_not_content(
 # --- hostile and absurd texts are read in time proportional to their length ---
 
 
-def test_white_space_is_read_in_linear_time() -> None:
-    for work in (
-        drop_empty,
-        drop_empty_lines,
-        lambda text: without_echo(assistant_message(text, (), None)),
-    ):
-        assert exponent(lambda n, work=work: work(" " * n + "x"), 1000) < 1.5  # type: ignore[misc]
+@pytest.mark.parametrize(
+    "work",
+    [drop_empty, drop_empty_lines, lambda text: without_echo(assistant_message(text, (), None))],
+)
+def test_white_space_is_read_in_linear_time(work: Callable[[str], object]) -> None:
+    assert exponent(lambda n: work(" " * n + "x"), 1000) < 1.5
 
 
 def test_names_of_tools_are_compared_in_linear_time() -> None:
@@ -547,15 +558,12 @@ def test_names_of_tools_are_compared_in_linear_time() -> None:
         read_tools([*tools[:9], tools[3]])
 
 
-def test_an_echo_of_calls_is_taken_off() -> None:
+def test_an_echo_of_calls_and_empty_thinking_are_taken_off() -> None:
     listed = "Calling tools:\n[{'id': '1', 'function': {}}]"
     said = assistant_message(f"I add.\n \n{listed} \n", (), None)
     assert without_echo(said) == {**said, "content": "I add."}
     for text in (listed, "I add.", f"I add.\n{listed} and more"):
         assert without_echo(assistant_message(text, (), None)) is None
-
-
-def test_empty_thinking_goes_with_the_white_space_around_it() -> None:
     text = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
     assert drop_empty(text) == "ab <think>c"
     assert drop_empty_lines(text) == "a\nb <think>c\n"

@@ -90,22 +90,25 @@ def test_templates_run_in_a_sandbox() -> None:
         ChatTemplate("{% set _ = messages.append(1) %}").render([user("x")])
 
 
-def test_the_clock_is_read_once() -> None:
-    template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", now=datetime(2026, 1, 2))
-    assert template.render([]) == "2026-01-02"
+CALLS = "{% for c in m.tool_calls or [] %}{{ 'X' + c.function.arguments }}{% endfor %}"
 
 
-def test_arguments_as_json_text_where_the_template_joins_text() -> None:
-    calls = "{% for c in m.tool_calls or [] %}{{ 'X' + c.function.arguments }}{% endfor %}"
-    source = f"{{% for m in messages %}}{calls}{{% endfor %}}"
-    assert ChatTemplate(source).render(CONVERSATION) == 'X{"x": "é"}'
-
-
-def test_content_as_parts_where_the_template_wants_parts() -> None:
-    source = (
-        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
-    )
-    assert ChatTemplate(source).render([user("ab")]) == "ab"
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        ("{{ strftime_now('%Y-%m-%d') }}", [], "2026-01-02"),  # the clock is read once
+        # arguments as JSON text where the template joins text
+        (f"{{% for m in messages %}}{CALLS}{{% endfor %}}", CONVERSATION, 'X{"x": "é"}'),
+        # content as parts where the template wants parts
+        (
+            "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
+            [user("ab")],
+            "ab",
+        ),
+    ],
+)
+def test_what_a_template_is_given(source: str, messages: list[Message], text: str) -> None:
+    assert ChatTemplate(source, now=datetime(2026, 1, 2)).render(messages) == text
 
 
 # name -> (parser that "auto" finds, stop texts, closing, tools, parallel calls, drops earlier thinking)
