@@ -20,6 +20,7 @@ from agentrl_cli.reports.diagnosis import (
     stages,
     suggest,
 )
+from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.reference import (
     BASES,
@@ -45,7 +46,6 @@ from tests.reports.planted import (
     GOOD,
     PLANTED,
     RAISED,
-    RIGHT,
     attempt,
     call,
     case,
@@ -92,100 +92,223 @@ def test_the_learning_tables_good_runs_raise_nothing(file: str) -> None:
     assert checked > 80
 
 
-def test_what_follows_from_a_fall_is_not_the_cause() -> None:
-    """A learning rate 100 times too high: 0.75, then nothing is solved, turns are cut, groups are equal."""
-    broken = {"groups/all_failed": [0.1, 1, 1, 1, 1], "completions/clipped_ratio": [0, 1, 1, 1, 1]}
-    rows = steps([0.75, 0, 0, 0, 0], **broken)
-    evals = [rate(0, 0.7, 40), rate(4, 0.0, 40)]
-    for n in range(2, 6):
-        (found,) = diagnose(case(rows[:n], evals=evals))
-        assert found.name == "collapse"
-    assert "from 0.75" in found.text and "go on from the base" in found.advice
-    assert found.command == "agentrl train --model tiny-tools --set train.lr=3e-05"
-    better = case(rows, evals=[rate(0, 0.3, 40), rate(2, 0.7, 40), rate(4, 0.0, 40)])
-    assert "--model demo@best" in diagnose(better)[0].command
-    solved = steps([1.0] * 6, **{"groups/all_solved": 1.0})
-    for second, word in ((1.0, "best"), (0.9, "last")):  # the best one of the latter is the base
-        (found,) = diagnose(case(solved, evals=[rate(0, 0.9, 40), rate(4, second, 40)]))
-        assert found.command == f"agentrl eval demo@{word}"
-    early = steps(
-        [0.22, 0.0], **{"groups/all_failed": [0.1, 1.0], "completions/clipped_ratio": [0, 1]}
-    )
-    assert not diagnose(case(early)), "neither a collapse yet, nor what may follow from one"
-    assert not diagnose(case(steps([0.6, 0.4, 0.5, 0.35, 0.6]))), "noise is not a fall"
+SHORT = ToolCall("c", "pallets", {"site": "Molde"}, "{}", 'argument "item" is missing')
+MISFITS = [attempt(n, call=SHORT, result=BAD) for n in range(9)]
+UNREAD = replace(BAD, error="malformed_call")
+INVENTED = ("roin", "sable", "quarn", "tolb", "vesk", "mirn", "dakel", "pruse", "fonda")
+ANSWER = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
+SAID = [attempt(n, "Answer: 1234", primary=1.0) for n in range(3)]
+PAID = steps([0.5] * 25, reward=[0.3 + 0.02 * n for n in range(25)])
+ERROR = "(9 of 9) it raises: KeyError: ('steel bolts are', 'Molde')"
+# What it is about → the evidence, the names of all findings, texts in the first one's line, and texts that are not.
+# A learning rate 100 times too high: 0.75, then nothing is solved, turns are cut, groups are equal.
+CUT: dict[str, list[float]] = {
+    "groups/all_failed": [0.1, 1, 1, 1, 1],
+    "completions/clipped_ratio": [0, 1, 1, 1, 1],
+}
+FALL = steps([0.75, 0, 0, 0, 0], **CUT)
+SOLVED = steps([1.0] * 6, **{"groups/all_solved": 1.0})
 
 
-def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
-    found = first_fault(diagnose(PLANTED["reward_hacking"]))
-    assert found is not None and "friendly brought" in found.text
-    assert "0.70 to 1.84" in found.text and "0.90 to 0.25" in found.text
-    rows = steps([0.5] * 25, reward=[0.3 + 0.02 * n for n in range(25)])
-    flat = [rate(step, 0.4, 40) for step in (0, 12, 24)]
-    (found,) = diagnose(case(rows, evals=flat))
-    assert found.name == "reward_hacking" and found.command == "agentrl check --all", "no part"
-    rising = [rate(0, 0.4, 40), rate(12, 0.45, 40), rate(24, 0.5, 40)]
-    assert not diagnose(case(rows, evals=rising))
-
-
-def test_a_tool_error_comes_with_its_text_and_count() -> None:
-    found = first_fault(diagnose(PLANTED["tools"]))
-    assert found is not None and found.episode == "e0"
-    assert "(9 of 9) it raises: KeyError: ('steel bolts are', 'Molde')" in found.text
-    assert "agentrl tools call pallets" in found.command and '"site": "Molde"' in found.command
-    misfits = [attempt(n, call=call(item=n), result=BAD) for n in range(9, 24)]
-    unread = replace(BAD, error="malformed_call")
-    misfits += [attempt(n, call=call(item=n), result=unread) for n in range(24, 40)]
-    among = replace(PLANTED["tools"], episodes=[*PLANTED["tools"].episodes, *misfits])
-    assert first_fault(diagnose(among)) == found, "calls that do not fit never reach the tool"
-    some = [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]
-    assert not diagnose(case(steps(FLAT), some)), "too few to say anything"
-    invented = ("roin", "sable", "quarn", "tolb", "vesk", "mirn", "dakel", "pruse", "fonda")
-    wrong = [
-        attempt(
-            n,
-            call=call(item=word, site="Molde"),
-            result=replace(RAISED, text=f"KeyError: ('{word}', 'Molde')"),
+FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
+    **{
+        f"what follows from a fall is not the cause, after {n} steps": (
+            case(FALL[:n], evals=[rate(0, 0.7, 40), rate(4, 0.0, 40)]),
+            ["collapse"],
+            [
+                "from 0.75",
+                "go on from the base",
+                "`agentrl train --model tiny-tools --set train.lr=3e-05`",
+            ],
+            [],
         )
-        for n, word in enumerate(invented)
-    ]
-    found = first_fault(diagnose(case(steps(FLAT), wrong)))
-    assert found is not None and found.name == "arguments", "the tool is not to blame"
+        for n in range(2, 6)
+    },
+    "a fall from what an evaluation found better": (
+        case(FALL, evals=[rate(0, 0.3, 40), rate(2, 0.7, 40), rate(4, 0.0, 40)]),
+        ["collapse"],
+        ["--model demo@best"],
+        [],
+    ),
+    "everything is solved": (
+        case(SOLVED, evals=[rate(0, 0.9, 40), rate(4, 1.0, 40)]),
+        ["all_solved"],
+        ["`agentrl eval demo@best`"],
+        [],
+    ),
+    "everything is solved, and the best is the base": (
+        case(SOLVED, evals=[rate(0, 0.9, 40), rate(4, 0.9, 40)]),
+        ["all_solved"],
+        ["`agentrl eval demo@last`"],
+        [],
+    ),
+    "neither a collapse yet, nor what may follow from one": (
+        case(steps([0.22, 0.0], **{name: share[:2] for name, share in CUT.items()})),
+        [],
+        [],
+        [],
+    ),
+    "noise is not a fall": (case(steps([0.6, 0.4, 0.5, 0.35, 0.6])), [], [], []),
+    "a reward that is paid for something else names its part": (
+        PLANTED["reward_hacking"],
+        ["reward_hacking"],
+        ["friendly brought", "0.70 to 1.84", "0.90 to 0.25"],
+        [],
+    ),
+    "no part": (
+        case(PAID, evals=[rate(step, 0.4, 40) for step in (0, 12, 24)]),
+        ["reward_hacking"],
+        ["`agentrl check --all`"],
+        [],
+    ),
+    "evaluations that rise": (
+        case(PAID, evals=[rate(0, 0.4, 40), rate(12, 0.45, 40), rate(24, 0.5, 40)]),
+        [],
+        [],
+        [],
+    ),
+    "a tool's error comes with its text and count": (
+        PLANTED["tools"],
+        ["tools", "arguments"],
+        [ERROR, "agentrl tools call pallets", '"site": "Molde"', "agentrl replay e0"],
+        [],
+    ),
+    "calls that do not fit never reach the tool": (
+        replace(
+            PLANTED["tools"],
+            episodes=[
+                *PLANTED["tools"].episodes,
+                *(attempt(n, call=call(item=n), result=BAD) for n in range(9, 24)),
+                *(attempt(n, call=call(item=n), result=UNREAD) for n in range(24, 40)),
+            ],
+        ),
+        ["tools", "arguments"],
+        [ERROR],
+        [],
+    ),
+    "too few to say anything": (
+        case(steps(FLAT), [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]),
+        [],
+        [],
+        [],
+    ),
+    "the tool is not to blame": (
+        case(
+            steps(FLAT),
+            [
+                attempt(
+                    n,
+                    call=call(item=word, site="Molde"),
+                    result=replace(RAISED, text=f"KeyError: ('{word}', 'Molde')"),
+                )
+                for n, word in enumerate(INVENTED)
+            ],
+        ),
+        ["arguments"],
+        [],
+        [],
+    ),
+    "calls that are not read": (
+        PLANTED["malformed"],
+        ["malformed"],
+        ["a call that cannot be parsed", "set model.chat.parser"],
+        [],
+    ),
+    "calls that are read but do not fit are no matter of the parser": (
+        case(steps([0.0]), MISFITS),
+        ["malformed"],
+        ["a call that does not fit its tool"],
+        ["parser"],
+    ),
+    "an agent's exceptions come first": (
+        case(
+            steps([0.0], **{"outcomes/agent_error": 20.0}),
+            [
+                *MISFITS,
+                *(attempt(n, outcome=Outcome.AGENT_ERROR, error="KeyError") for n in range(20, 40)),
+            ],
+        ),
+        ["errors"],
+        [],
+        [],
+    ),
+    "training corrects calls, but no grader": (
+        case(
+            steps([0.0]),
+            [*MISFITS, *(attempt(n, "Answer: 1234") for n in range(50, 54))],
+            tasks=ANSWER,
+        ),
+        ["grader", "few_rows"],
+        [],
+        [],
+    ),
+    "one value follows from such calls": (
+        case(steps([0.0]), [attempt(n, call=SHORT, result=BAD, primary=0.2) for n in range(16)]),
+        ["malformed", "grader"],
+        [],
+        [],
+    ),
+    "the grader gives 1 to what is wrong": (
+        case(
+            steps([1.0]),
+            [*SAID, *(attempt(n, f"Answer: {n}", primary=1.0) for n in range(3, 9))],
+            tasks=ANSWER,
+        ),
+        ["grader", "few_rows"],
+        ["gives 1 to another answer than the row's in 6 of 6"],
+        [],
+    ),
+    "the grader is fair": (
+        case(
+            steps([0.3]), [*SAID, *(attempt(n, f"Answer: {n}") for n in range(3, 9))], tasks=ANSWER
+        ),
+        ["few_rows"],
+        [],
+        [],
+    ),
+    "the grader gives everything the same": (
+        case(
+            steps([0.0]),
+            [attempt(n, f"Answer: {n}", primary=0.5, ids=(n, n + 1)) for n in range(20)],
+        ),
+        ["grader"],
+        ["gives the same, 0.5,"],
+        [],
+    ),
+    "time limits stand in the text of errors": (
+        PLANTED["errors"],
+        ["errors"],
+        ["3 took longer than rollout.timeout.episode", "agentrl ls -f outcome:env_error,timeout"],
+        [],
+    ),
+    "errors without a time limit": (
+        case(steps(FLAT, **{"outcomes/env_error": 1.0})),
+        ["errors"],
+        [],
+        ["took longer"],
+    ),
+    "equal rewards": (case(steps([0.5] * 5, frac_reward_zero_std=1.0)), ["no_signal"], [], []),
+    "equal rewards of an estimator that learns from them": (
+        case(steps([0.5] * 5, frac_reward_zero_std=1.0), compares=False),
+        [],
+        [],
+        [],
+    ),
+}
 
 
-def test_calls_that_are_read_but_do_not_fit_are_no_matter_of_the_parser() -> None:
-    unread = first_fault(diagnose(PLANTED["malformed"]))
-    assert unread is not None and "a call that cannot be parsed" in unread.text
-    assert "set model.chat.parser" in unread.advice
-    short = ToolCall("c", "pallets", {"site": "Molde"}, "{}", 'argument "item" is missing')
-    misfits = [attempt(n, call=short, result=BAD) for n in range(9)]
-    found = first_fault(diagnose(case(steps([0.0]), misfits)))
-    assert found is not None and found.name == "malformed"
-    assert "a call that does not fit its tool" in found.text and "parser" not in found.words
-    masked = [attempt(n, outcome=Outcome.AGENT_ERROR, error="KeyError") for n in range(20, 40)]
-    rows = steps([0.0], **{"outcomes/agent_error": 20.0})
-    assert [one.name for one in diagnose(case(rows, [*misfits, *masked]))] == ["errors"]
-    right = [attempt(n, "Answer: 1234") for n in range(50, 54)]
-    tasks = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
-    both = [one.name for one in diagnose(case(steps([0.0]), [*misfits, *right], tasks=tasks))]
-    assert both[0] == "grader" and "malformed" not in both, "training corrects calls, but no grader"
-    partly = [attempt(n, call=short, result=BAD, primary=0.2) for n in range(16)]
-    found = first_fault(diagnose(case(steps([0.0]), partly)))
-    assert found is not None and found.name == "malformed", "one value follows from such calls"
-
-
-def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
-    rows = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
-    said = [attempt(n, "Answer: 1234", primary=1.0) for n in range(3)]
-    wrong = [attempt(n, f"Answer: {n}", primary=1.0) for n in range(3, 9)]
-    found = first_fault(diagnose(case(steps([1.0]), [*said, *wrong], tasks=rows)))
-    assert found is not None and "gives 1 to another answer than the row's in 6 of 6" in found.text
-    fair = [attempt(n, f"Answer: {n}") for n in range(3, 9)]
-    found = first_fault(diagnose(case(steps([0.3]), [*said, *fair], tasks=rows)))
-    assert found is not None and found.name == "few_rows"
-    half = [attempt(n, f"Answer: {n}", primary=0.5, ids=(n, n + 1)) for n in range(20)]
-    found = first_fault(diagnose(case(steps([0.0]), half)))
-    assert found is not None and "gives the same, 0.5," in found.text
-    assert RIGHT["t0"].data["answer"] == 7
+@pytest.mark.parametrize(("evidence", "names", "shown", "absent"), FOUND.values(), ids=FOUND)
+def test_what_is_found(
+    evidence: Evidence, names: list[str], shown: list[str], absent: list[str]
+) -> None:
+    found = diagnose(evidence)
+    assert [one.name for one in found] == names
+    line = found[0].line if found else ""
+    assert (
+        [text for text in shown if text not in line]
+        == [text for text in absent if text in line]
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,20 +340,6 @@ def test_what_the_tool_answers_is_compared_with_the_rows(
     found = first_fault(diagnose(case(steps([0.0]), [*copied, *raised, *made_up], tasks=tasks)))
     assert found is not None and found.name == ("grader" if says else "tools"), found
     assert says in found.text
-
-
-def test_settings_and_time_limits_stand_in_the_text_of_errors() -> None:
-    found = diagnose(PLANTED["errors"])[0]
-    assert found.value == 4.0 and "3 took longer than rollout.timeout.episode" in found.text
-    assert found.command == "agentrl ls -f outcome:env_error,timeout"
-    (other,) = diagnose(case(steps(FLAT, **{"outcomes/env_error": 1.0})))
-    assert "took longer" not in other.text
-
-
-def test_equal_rewards_are_not_a_fault_of_an_estimator_that_learns_from_them() -> None:
-    flat = case(steps([0.5] * 5, frac_reward_zero_std=1.0))
-    assert [one.name for one in diagnose(flat)] == ["no_signal"]
-    assert not diagnose(replace(flat, compares=False))
 
 
 def test_the_walk_has_a_line_for_every_stage() -> None:

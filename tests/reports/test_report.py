@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -256,6 +256,9 @@ TEN = (
 )
 
 
+SEARCH = ToolCall("1", "search", {}, "")
+
+
 def made(id: str = "e", turns: tuple[Turn, ...] = TEN, at: float = 0.0, **more: object) -> Episode:
     moved = tuple(Turn(t.index, t.role, (), 0, 0, t.calls, t.results, started=t.started + at, seconds=t.seconds,
                        parent=t.parent) for t in turns)  # fmt: skip
@@ -263,68 +266,85 @@ def made(id: str = "e", turns: tuple[Turn, ...] = TEN, at: float = 0.0, **more: 
                    reward_parts=(RewardPart("r", 0.0, 1.0, True),), **more)  # type: ignore[arg-type]  # fmt: skip
 
 
-def rows(episode: Episode) -> list[tuple[str, float, float, str]]:
-    return [
-        (s.kind, round(s.start, 3), round(s.seconds, 3), s.label) for s in episode_spans(episode)
-    ]
-
-
-def test_spans_of_an_episode() -> None:
-    assert rows(made()) == [
-        ("waiting", 0.0, 0.5, "begin"),
-        ("waiting", 0.5, 0.5, "1 assistant 0 tok"),
-        ("sampling", 1.0, 3.0, "1 assistant 0 tok"),
-        ("waiting", 4.0, 0.5, "2 tool"),
-        ("tool", 4.5, 1.5, "2 2×a"),
-        ("sampling", 6.0, 2.0, "3 assistant 0 tok"),
-        ("grading", 8.0, 2.0, "grading"),
-    ]
-    assert totals_of(episode_spans(made())) == {
-        "sampling": 5.0,
-        "grading": 2.0,
-        "waiting": 1.5,
-        "tool": 1.5,
-    }
-    assert episode_spans(Episode("e", "t")) == []
-
-
-def test_spans_of_others_begin_when_a_tool_did() -> None:
-    tool = Turn(2, "tool", (), 0, 0, results=(ToolResult("x", seconds=1.5),), started=104.0)
-    turns = (*TEN[:2], tool, *TEN[3:])
-    assert ("tool", 4.0, 1.5, "2 2×a") in rows(made(turns=turns, kind="import"))
-
-
-def test_a_file_without_durations_has_only_the_times_between_messages() -> None:
-    bare = tuple(replace(turn, seconds=0.0, results=()) for turn in TEN)
-    found = episode_spans(made(turns=bare, kind="import"))
-    assert [(s.kind, s.seconds, s.label) for s in found[:3]] == [
-        ("between messages", 0.5, "0 user"),
-        ("between messages", 0.5, "1 assistant"),
-        ("between messages", 5.0, "2 tool"),
-    ]
-
-
-def test_an_agents_program_runs_between_its_requests_and_branches_are_apart() -> None:
-    turns = (
-        Turn(0, "user", (), 0, 0, started=105.0),  # recorded with its answer
-        Turn(
-            1, "assistant", (), 0, 0, (ToolCall("1", "search", {}, ""),), started=101.0, seconds=4.0
+Span = tuple[str, float, float, str, int]
+QUICK = Turn(2, "tool", (), 0, 0, results=(ToolResult("x", seconds=1.5),), started=104.0)
+# What is measured: the turns, the episode's kind, and its spans: kind, start, seconds, label, branch.
+SPANS: dict[str, tuple[tuple[Turn, ...], str, list[Span]]] = {
+    "an episode": (
+        TEN,
+        "train",
+        [
+            ("waiting", 0.0, 0.5, "begin", 0),
+            ("waiting", 0.5, 0.5, "1 assistant 0 tok", 0),
+            ("sampling", 1.0, 3.0, "1 assistant 0 tok", 0),
+            ("waiting", 4.0, 0.5, "2 tool", 0),
+            ("tool", 4.5, 1.5, "2 2×a", 0),
+            ("sampling", 6.0, 2.0, "3 assistant 0 tok", 0),
+            ("grading", 8.0, 2.0, "grading", 0),
+        ],
+    ),
+    "others' spans begin when a tool did": (
+        (*TEN[:2], QUICK, *TEN[3:]),
+        "import",
+        [
+            ("waiting", 0.0, 0.5, "begin", 0),
+            ("waiting", 0.5, 0.5, "1 assistant 0 tok", 0),
+            ("sampling", 1.0, 3.0, "1 assistant 0 tok", 0),
+            ("tool", 4.0, 1.5, "2 2×a", 0),
+            ("waiting", 5.5, 0.5, "3 assistant 0 tok", 0),
+            ("sampling", 6.0, 2.0, "3 assistant 0 tok", 0),
+            ("grading", 8.0, 2.0, "grading", 0),
+        ],
+    ),
+    "a file without durations has only the times between messages": (
+        tuple(replace(turn, seconds=0.0, results=()) for turn in TEN),
+        "import",
+        [
+            ("between messages", 0.0, 0.5, "0 user", 0),
+            ("between messages", 0.5, 0.5, "1 assistant", 0),
+            ("between messages", 1.0, 5.0, "2 tool", 0),
+            ("grading", 6.0, 4.0, "grading", 0),
+        ],
+    ),
+    "an agent's program runs between its requests, and branches are apart": (
+        (
+            Turn(0, "user", (), 0, 0, started=105.0),  # recorded with its answer
+            Turn(1, "assistant", (), 0, 0, (SEARCH,), started=101.0, seconds=4.0),
+            Turn(2, "tool", (), 0, 0, started=109.0),
+            Turn(3, "assistant", (), 0, 0, started=107.0, seconds=2.0),
+            Turn(4, "user", (), 0, 0, started=103.0, parent=-1),
+            Turn(5, "assistant", (), 0, 0, started=102.0, seconds=1.0, parent=4),
         ),
-        Turn(2, "tool", (), 0, 0, started=109.0),
-        Turn(3, "assistant", (), 0, 0, started=107.0, seconds=2.0),
-        Turn(4, "user", (), 0, 0, started=103.0, parent=-1),
-        Turn(5, "assistant", (), 0, 0, started=102.0, seconds=1.0, parent=4),
-    )
-    found = episode_spans(made(turns=turns))
-    assert [(s.kind, s.start, s.seconds, s.label, s.branch) for s in found] == [
-        ("waiting", 0.0, 1.0, "begin", 0),
-        ("sampling", 1.0, 4.0, "1 assistant 0 tok", 0),
-        ("agent", 5.0, 2.0, "2 search", 0),
-        ("sampling", 7.0, 2.0, "3 assistant 0 tok", 0),
-        ("waiting", 0.0, 2.0, "begin", 1),
-        ("sampling", 2.0, 1.0, "5 assistant 0 tok", 1),
-        ("grading", 9.0, 1.0, "grading", 0),
-    ]
+        "train",
+        [
+            ("waiting", 0.0, 1.0, "begin", 0),
+            ("sampling", 1.0, 4.0, "1 assistant 0 tok", 0),
+            ("agent", 5.0, 2.0, "2 search", 0),
+            ("sampling", 7.0, 2.0, "3 assistant 0 tok", 0),
+            ("waiting", 0.0, 2.0, "begin", 1),
+            ("sampling", 2.0, 1.0, "5 assistant 0 tok", 1),
+            ("grading", 9.0, 1.0, "grading", 0),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("turns", "kind", "spans"), SPANS.values(), ids=SPANS)
+def test_spans(turns: tuple[Turn, ...], kind: str, spans: list[Span]) -> None:
+    found = episode_spans(made(turns=turns, kind=kind))
+    assert [
+        (s.kind, round(s.start, 3), round(s.seconds, 3), s.label, s.branch) for s in found
+    ] == spans
+
+
+def test_totals_of_an_episode() -> None:
+    totals = {"sampling": 5.0, "grading": 2.0, "waiting": 1.5, "tool": 1.5}
+    assert totals_of(episode_spans(made())) == totals and episode_spans(Episode("e", "t")) == []
+
+
+SPREADS = pytest.mark.skipif(
+    not spread_settings(), reason="needs two cores, and the plugin that has workers"
+)
 
 
 def fill(
@@ -351,21 +371,33 @@ def fill(
         conn.execute("UPDATE steps SET at=?", (100.0 + rollout + update,))
 
 
+IDLE = {"time/cpu": 14.0}
+AHEAD = "rollout.async_staleness=1"
+HERE: dict[str, Any] = {"cluster": {"kind": "here", "workers": 1}}
+
+
 @pytest.mark.parametrize(
-    ("rollout", "update", "config", "advice", "setting"),
+    ("rollout", "update", "config", "more", "advice", "setting"),
     [
-        (12.0, 1.0, {}, "Sampling takes 50%", "rollout.max_new_tokens=128"),
-        (12.0, 4.0, {}, "nothing is sampled meanwhile", "rollout.async_staleness=1"),
+        (12.0, 1.0, {}, {}, "Sampling takes 50%", "rollout.max_new_tokens=128"),
+        (12.0, 4.0, {}, {}, "nothing is sampled meanwhile", AHEAD),
         (
             12.0,
             4.0,
             {"rollout": {"async_staleness": 1}},
+            {},
             "Sampling takes 50%",
             "rollout.max_new_tokens=128",
         ),
-        (12.0, 20.0, {}, "The update takes 62%", "train.token_budget=8192"),
-        (12.0, 20.0, {"algo": {"epochs": 2}}, "in 2 passes", "algo.epochs=1"),
-        (40.0, 4.0, {}, "The last", "rollout.async_staleness=1"),
+        (12.0, 20.0, {}, {}, "The update takes 62%", "train.token_budget=8192"),
+        (12.0, 20.0, {"algo": {"epochs": 2}}, {}, "in 2 passes", "algo.epochs=1"),
+        (40.0, 4.0, {}, {}, "The last", AHEAD),
+        # a core that is left idle takes workers
+        pytest.param(12.0, 4.0, HERE, IDLE, "", "cluster.workers=2", marks=SPREADS),
+        pytest.param(12.0, 4.0, {}, IDLE, "", "cluster.kind=processes", marks=SPREADS),
+        (12.0, 4.0, {}, {"time/cpu": 25.0}, "", AHEAD),
+        (12.0, 4.0, {}, {**IDLE, "gpu/memory": 1.0}, "", AHEAD),
+        (12.0, 4.0, {"cluster": {"kind": "ray", "workers": 4}}, {"time/cpu": 3.0}, "", AHEAD),
     ],
 )
 def test_a_step_names_the_setting_that_shortens_it(
@@ -373,10 +405,11 @@ def test_a_step_names_the_setting_that_shortens_it(
     rollout: float,
     update: float,
     config: dict[str, object],
+    more: dict[str, float],
     advice: str,
     setting: str,
 ) -> None:
-    fill(tmp_path / "a.db", rollout, update, config)
+    fill(tmp_path / "a.db", rollout, update, config, **more)
     with Store.open(tmp_path / "a.db", readonly=True) as store:
         found = of_step(store, store.runs.get("run"))
     assert found.totals == {"sampling": 20.0, "grading": 8.0, "waiting": 6.0, "tool": 6.0}
@@ -386,30 +419,6 @@ def test_a_step_names_the_setting_that_shortens_it(
     lines = waterfall_lines(found, 80)
     assert lines[2].count(GLYPHS["sampling"]) == int(rollout / found.seconds * 54)
     assert all(len(line) <= 80 for line in lines[2:-2])
-
-
-@pytest.mark.parametrize(
-    ("config", "more", "setting"),
-    [
-        ({"cluster": {"kind": "here", "workers": 1}}, {"time/cpu": 14.0}, "cluster.workers=2"),
-        ({}, {"time/cpu": 14.0}, "cluster.kind=processes"),
-        ({}, {"time/cpu": 25.0}, "rollout.async_staleness=1"),
-        ({}, {"time/cpu": 14.0, "gpu/memory": 1.0}, "rollout.async_staleness=1"),
-        (
-            {"cluster": {"kind": "ray", "workers": 4}},
-            {"time/cpu": 3.0},
-            "rollout.async_staleness=1",
-        ),
-    ],
-)
-def test_a_step_that_leaves_a_core_idle_names_workers(
-    tmp_path: Path, config: dict[str, object], more: dict[str, float], setting: str
-) -> None:
-    if not spread_settings():
-        pytest.skip("needs two cores, and the plugin that has workers")
-    fill(tmp_path / "a.db", 12.0, 4.0, config, **more)
-    with Store.open(tmp_path / "a.db", readonly=True) as store:
-        assert setting in of_step(store, store.runs.get("run")).command
 
 
 def test_the_command_prints_the_same(tmp_path: Path, cli: Cli) -> None:
