@@ -26,7 +26,7 @@ from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.tui.whatif.view import event_lines, whatif_arguments
-from agentrl_cli.types import Episode, Origin, Outcome, StopReason, Task, ToolCall, ToolResult, Turn
+from agentrl_cli.types import Episode, Outcome, StopReason, Task, ToolCall, ToolResult, Turn
 from tests.chat_session.test_golden import fill
 from tests.helpers.sandbox import open_sandbox
 from tests.helpers.trees import grafted
@@ -162,35 +162,6 @@ async def test_verifying_says_where_it_diverged(
         assert "DIVERGED diverged at call 1" in capsys.readouterr().out
 
 
-async def test_a_reroll_keeps_the_stored_ids_and_stores_children(
-    made: tuple[Path, str], script: Path
-) -> None:
-    db, episode = made
-    given = ["--turn", "2", "--samples", "3", "--model", "scripted", "--script", str(script)]
-    code, events = await child(db, episode, *given)
-    assert code == 0, events
-    children = [event for event in events if event["ev"] == "child"]
-    assert [event["sample"] for event in children] == [0, 1, 2]
-    assert [event["advantage"] for event in children] == [0.0, 0.0, 0.0]
-    with Store.open(db, readonly=True) as store:
-        parent, row = store.episodes.get(episode), store.episodes.row(children[0]["episode"])
-        kept = store.episodes.get(children[0]["episode"])
-        assert (row.kind, row.parent_id, row.parent_turn, row.run_id) == (
-            "whatif",
-            episode,
-            2,
-            parent.run_id,
-        )
-        start = parent.turns[2].start
-        assert kept.tokens.ids[:start].tolist() == parent.tokens.ids[:start].tolist()
-        assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {
-            Origin.MODEL
-        }
-        assert kept.outcome is Outcome.FAILED and kept.turns[2].messages[0]["content"] == "It is 3."
-        assert len(store.episodes.siblings(kept.id)) == 3
-        assert [item.sample for item in store.episodes.siblings(episode)] == [0, 1]
-
-
 async def test_a_reroll_of_a_branch_continues_its_path(
     made: tuple[Path, str], script: Path
 ) -> None:
@@ -242,12 +213,11 @@ def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
     assert same_answer(cut, ToolResult("begin and much more until the end"))
     assert not same_answer(cut, ToolResult("another start, and the end"))
     assert not same_answer(ToolResult("a"), ToolResult("a", error="timeout"))
-
-
-def test_advantages_are_group_relative() -> None:
     value = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
     assert advantages([1.0, 0.0]) == pytest.approx([value, -value])
     assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
+    lines = list(compare_worlds({}, {"a": [str(n) for n in range(30)]}))
+    assert len(lines) == 22 and lines[-1] == "… 10 more lines differ"
 
 
 async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:
@@ -357,8 +327,3 @@ async def test_a_call_run_again_shows_the_files_and_tables_that_it_changed() -> 
     event = {"ev": "rerun", **rerun_object(found[2])}
     assert "    changed table fruit" in [line.plain for line in event_lines(event, 80)]
     assert "changed" not in rerun_object(found[3])
-
-
-def test_long_differences_are_cut() -> None:
-    lines = list(compare_worlds({}, {"a": [str(n) for n in range(30)]}))
-    assert len(lines) == 22 and lines[-1] == "… 10 more lines differ"

@@ -1,6 +1,7 @@
 """Layers of settings: precedence, the source of each value, and messages for mistakes."""
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,94 @@ def test_defaults_are_valid_and_described_and_unknown_keys_forbidden(tmp_path: P
         config.train.steps = 0
 
 
+Wanted = dict[str, tuple[object, str]]
+# A file, assignments, variables of the environment, and of each setting its value and where that came from.
+LAYERS: dict[str, tuple[str, list[str], dict[str, str], Wanted]] = {
+    "lists replace": ("hooks: [a, b]\n", ["hooks=[c]"], {}, {"hooks": (["c"], "--set")}),
+    "weights merge": (
+        "rewards: {tests: 1, format: 2}\n",
+        ["rewards.format=3"],
+        {},
+        {"rewards.format": (3.0, "--set"), "rewards.tests": (1.0, "FILE:1")},
+    ),
+    **{
+        f"{key}={text}": ("seed: 0\n", [f"{key}={text}"], {}, {key: (value, "--set")})
+        for key, text, value in (
+            ("train.lr", "1e-4", 1e-4),
+            ("train.lr", "3", 3.0),
+            ("train.lr", "0.5", 0.5),
+            ("eval.limit", "", None),
+            ("eval.limit", "null", None),
+        )
+    },
+    "options under their name": (
+        "algo:\n  loss: {name: clip_cov, fraction: 0.1}\n  advantage: gae\n",
+        ["algo.loss.low=0.5"],
+        {"AGENTRL_ALGO__ADVANTAGE__LAMBDA": "0.9"},
+        {
+            "algo.loss": ("clip_cov", "FILE:2"),
+            "algo.loss.clip_low": (0.2, "default"),
+            "algo.loss.clip_high": (0.28, "default"),
+            "algo.loss.clip_dual": (None, "default"),
+            "algo.loss.fraction": (0.1, "FILE:2"),
+            "algo.loss.low": (0.5, "--set"),
+            "algo.loss.high": (5.0, "default"),
+            "algo.advantage": ("gae", "FILE:3"),
+            "algo.advantage.gamma": (1.0, "default"),
+            "algo.advantage.lambda": (0.9, "env:AGENTRL_ALGO__ADVANTAGE__LAMBDA"),
+        },
+    ),
+    "another name drops the options of the first": (
+        "algo: {advantage: {name: gae, lambda: 0.9}, loss: {clip_low: 0.1}}\n",
+        ["algo.advantage=rloo", "algo.loss=gspo"],
+        {},
+        {
+            "algo.advantage": ("rloo", "--set"),
+            "algo.loss": ("gspo", "--set"),
+            "algo.loss.clip_low": (3e-4, "default"),
+        },
+    ),
+    "the same name keeps them": (
+        "algo: {loss: {clip_low: 0.1}}\n",
+        ["algo.loss=ppo_clip"],
+        {},
+        {"algo.loss.clip_low": (0.1, "FILE:1")},
+    ),
+    "a plain value is the main one of a group": (
+        "train:\n  eval: {every: 5, tasks: 7}\n  stop_on: [nan, mask]\n",
+        ["train.eval=9", "algo.kl={coef: 0.1, where: reward}"],
+        {},
+        {
+            "train.eval": (9, "--set"),
+            "train.eval.tasks": (7, "FILE:2"),
+            "train.stop_on": (["nan", "mask"], "FILE:3"),
+            "algo.kl": (0.1, "--set"),
+            "algo.kl.where": ("reward", "--set"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sets", "env", "wanted"), LAYERS.values(), ids=LAYERS)
+def test_values_and_where_they_come_from(
+    tmp_path: Path, text: str, sets: list[str], env: dict[str, str], wanted: Wanted
+) -> None:
+    file = write(tmp_path / "a.yaml", text)
+    config, sources = load_config([file], sets, env)
+    shown = {key: (value, source) for key, value, source in rows(config, sources)}
+    places = {
+        key: (value, source.replace("FILE", f"file:{file}"))
+        for key, (value, source) in wanted.items()
+    }
+    assert shown | places == shown
+    assert (
+        load_config([write(tmp_path / "b.yaml", to_yaml(non_defaults(config, sources)))])[0]
+        == config
+    )
+    assert load_config(run=config.model_dump(mode="json"))[0] == config, "as a run stores it"
+    assert Config.model_validate(yaml.safe_load(full_yaml(config))) == config
+
+
 def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     write(
         tmp_path / "task.yaml",
@@ -58,47 +147,18 @@ def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     )
     second = write(tmp_path / "more.yaml", "train: {lr: 0.3, schedule: {warmup_steps: 33}}\n")
     env = {"AGENTRL_TRAIN__LR": "0.4", "AGENTRL_TRAIN__SAVE__KEEP": "44", "OTHER": "1"}
-    sets = ["train.lr=0.5", "train.eval=55"]
-    config, sources = load_config(
-        [first, second], sets, env, {"train.lr": 0.6, "train.steps": None}
-    )
-    assert config.train.lr == 0.6 and sources["train.lr"] == "flag"
-    assert config.train.eval.every == 55 and sources["train.eval"] == "--set"
-    assert (
-        config.train.save.keep == 44
-        and sources["train.save.keep"] == "env:AGENTRL_TRAIN__SAVE__KEEP"
-    )
-    assert (
-        config.train.schedule.warmup_steps == 33
-        and sources["train.schedule.warmup_steps"] == f"file:{second}:1"
-    )
-    assert config.train.steps == 22 and sources["train.steps"] == f"file:{first}:3"
-    assert (
-        config.train.optimizer.betas == (0.5, 0.5)
-        and config.seed == 11
-        and sources["seed"] == f"pack:{tmp_path.name}"
-    )
-    assert sources["train.schedule"] == "default"
-
-
-def test_lists_replace_and_reward_weights_merge(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.yaml", "hooks: [a, b]\nrewards: {tests: 1, format: 2}\n")
-    config, sources = load_config([file], ["hooks=[c]", "rewards.format=3"])
-    assert config.hooks == ["c"]
-    assert config.rewards == {"tests": 1.0, "format": 3.0}
-    assert sources["rewards.format"] == "--set" and sources["rewards.tests"] == f"file:{file}:2"
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "expected"),
-    [
-        *(("train.lr", "1e-4", 1e-4), ("train.lr", "3", 3.0), ("train.lr", "0.5", 0.5)),
-        *(("eval.limit", "", None), ("eval.limit", "null", None)),
-    ],
-)
-def test_set_reads_a_value(key: str, text: str, expected: float | None) -> None:
-    config, sources = load_config(sets=[f"{key}={text}"])
-    assert (key, expected, "--set") in rows(config, sources)
+    sets, flags = ["train.lr=0.5", "train.eval=55"], {"train.lr": 0.6, "train.steps": None}
+    config, sources = load_config([first, second], sets, env, flags)
+    for key, value, source in (
+        ("train.lr", 0.6, "flag"),
+        ("train.eval.every", 55, "--set"),
+        ("train.save.keep", 44, "env:AGENTRL_TRAIN__SAVE__KEEP"),
+        ("train.schedule.warmup_steps", 33, f"file:{second}:1"),
+        ("train.steps", 22, f"file:{first}:3"),
+        ("seed", 11, f"pack:{tmp_path.name}"),
+    ):
+        assert (attrgetter(key)(config), sources[key.removesuffix(".every")]) == (value, source)
+    assert config.train.optimizer.betas == (0.5, 0.5) and sources["train.schedule"] == "default"
 
 
 def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
@@ -219,7 +279,6 @@ def test_written_yaml_loads_back(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", to_yaml(non_defaults(config, sources)))
     assert load_config([file])[0] == config
     assert "# peak learning rate" in file.read_text(encoding="utf-8")
-    assert Config.model_validate(yaml.safe_load(full_yaml(config))) == config
 
 
 def test_rows_list_every_key_once() -> None:
@@ -240,34 +299,6 @@ def test_rows_list_every_key_once() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) - {"rewards.a"} | {"rewards"} == {*other, *options} - bare
     assert ("rewards.a", 1.0, "--set") in rows(config, sources)
-
-
-def test_options_under_their_name_in_every_layer(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "a.yaml", "algo:\n  loss: {name: clip_cov, fraction: 0.1}\n  advantage: gae\n"
-    )
-    env = {"AGENTRL_ALGO__ADVANTAGE__LAMBDA": "0.9"}
-    config, sources = load_config([file], ["algo.loss.low=0.5"], env)
-    assert config.algo.loss.model_dump() == {
-        **{"name": "clip_cov", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": None},
-        **{"fraction": 0.1, "low": 0.5, "high": 5.0},
-    }
-    advantage = config.algo.advantage.model_dump()
-    assert advantage | {"name": "gae", "gamma": 1.0, "lambda": 0.9} == advantage
-    assert sources["algo.loss"] == f"file:{file}:2" and sources["algo.loss.low"] == "--set"
-    again = write(tmp_path / "b.yaml", to_yaml(non_defaults(config, sources)))
-    assert load_config([again])[0] == config
-    assert load_config(run=config.model_dump(mode="json"))[0] == config, "as a run stores it"
-
-
-def test_another_name_drops_the_options_of_the_first(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "a.yaml", "algo: {advantage: {name: gae, lambda: 0.9}, loss: {clip_low: 0.1}}\n"
-    )
-    config, _ = load_config([file], ["algo.advantage=rloo", "algo.loss=gspo"])
-    assert config.algo.advantage.model_dump() == {"name": "rloo"}
-    assert config.algo.loss.model_dump()["clip_low"] == 3e-4
-    assert load_config([file], ["algo.loss=ppo_clip"])[0].algo.loss.model_dump()["clip_low"] == 0.1
 
 
 VALUES = {
@@ -407,17 +438,6 @@ def test_an_old_option_of_another_choice_is_ignored_as_it_was(
     assert load_config(sets=["algo.kl=k1"])[0].algo.kl.estimate == "k1"
 
 
-def test_a_plain_value_is_the_main_one_of_a_group(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "a.yaml", "train:\n  eval: {every: 5, tasks: 7}\n  stop_on: [nan, mask]\n"
-    )
-    config, sources = load_config([file], ["train.eval=9", "algo.kl={coef: 0.1, where: reward}"])
-    assert (config.train.eval.every, config.train.eval.tasks) == (9, 7)
-    assert config.train.stop_on.alerts == ["nan", "mask"]
-    assert (config.algo.kl.coef, config.algo.kl.where) == (0.1, "reward")
-    assert sources["train.eval"] == "--set" and sources["train.eval.tasks"] == f"file:{file}:2"
-
-
 def test_the_number_of_settings() -> None:
     """Leaf keys of docs/config.md, its plugins' included: rows of the tables by section, a group of settings is one."""
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
@@ -465,17 +485,6 @@ def test_a_setting_by_its_old_and_its_new_name_is_refused(today: str, tmp_path: 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_a_checkout_uses_its_own_folders() -> None:
-    assert paths.packs_dir() == ROOT / "tasks"
-    assert paths.sandbox_dir() == ROOT / "sandbox"
-    assert paths.bundled_model() == ROOT / "agentrl_cli" / "models" / "tiny-agent"
-
-
-def test_the_shipped_packs_have_names() -> None:
-    assert {"calc-task", "code-task", "echo-task"} <= set(paths.pack_names())
-    assert paths.pack_path("echo-task") == ROOT / "tasks" / "echo-task"
-
-
 def test_a_pack_by_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert paths.pack_path("./mine", tmp_path) is None
@@ -489,27 +498,22 @@ def test_a_pack_by_folder(tmp_path: Path) -> None:
 
 
 def test_the_project_is_searched_upwards(tmp_path: Path) -> None:
-    deep = tmp_path / "a" / "b"
+    deep, file = tmp_path / "a" / "b", tmp_path / "a" / "agentrl.yaml"
     deep.mkdir(parents=True)
-    (tmp_path / "a" / "agentrl.yaml").touch()
-    assert paths.find_project(deep) == tmp_path / "a"
-    assert paths.find_project(deep, override=tmp_path / "a" / "agentrl.yaml") == tmp_path / "a"
+    file.touch()
+    assert paths.find_project(deep) == paths.find_project(deep, override=file) == tmp_path / "a"
     with pytest.raises(ConfigError, match="is not a project"):
         paths.find_project(deep, override=tmp_path)
 
 
 def test_the_store_is_the_projects_unless_said_otherwise(tmp_path: Path) -> None:
     project = tmp_path / "p"
-    project.mkdir()
-    (project / "agentrl.yaml").write_text("seed: 1\n")
-    assert find_db(project, must_exist=False) == project / "runs" / "agentrl.db"
-    assert open_project(project).db == project / "runs" / "agentrl.db"
-    (project / "agentrl.yaml").write_text("store: {path: elsewhere/s.db}\n")
-    assert (
-        find_db(project, must_exist=False)
-        == open_project(project).db
-        == project / "elsewhere" / "s.db"
-    )
+    for text, place in (
+        ("seed: 1\n", "runs/agentrl.db"),
+        ("store: {path: elsewhere/s.db}\n", "elsewhere/s.db"),
+    ):
+        write(project / "agentrl.yaml", text)
+        assert find_db(project, must_exist=False) == open_project(project).db == project / place
     assert find_db(project, tmp_path / "x.db", must_exist=False) == tmp_path / "x.db"
     with pytest.raises(NotFound, match="No store"):
         find_db(project)

@@ -32,24 +32,24 @@ async def problems(folder: Path) -> list[str]:
     return [str(problem) for problem in await check_pack(load_pack(folder), None)]
 
 
-async def test_a_wrong_solution_a_scoring_blank_and_a_lying_tool_result(pack: Path) -> None:
-    code = (pack / "task.py").read_text()
-    (pack / "task.py").write_text(
-        code + "\n\ndef exact(episode, ctx):\n    return 0.0\n\n\nREWARDS = {'exact': exact}\n"
-    )
-    assert any(
-        "the reference solution ends as failed" in problem for problem in await problems(pack)
-    )
-    (pack / "task.py").write_text(code + "\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n")
-    assert any("an empty answer scores 1.0" in problem for problem in await problems(pack))
-    (pack / "task.py").write_text(
-        code.replace(
-            '"content": row["answer"]},\n        final', '"content": "lie"},\n        final'
-        )
-    )
-    assert any(
-        "the solver has the tool answer 'lie'" in problem for problem in await problems(pack)
-    )
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "\n\ndef exact(episode, ctx):\n    return 0.0\n\n\nREWARDS = {'exact': exact}\n",
+            "the reference solution ends as failed",
+        ),
+        ("\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n", "an empty answer scores 1.0"),
+        ("", "the solver has the tool answer 'lie'"),
+    ],
+)
+async def test_a_wrong_solution_a_scoring_blank_and_a_lying_tool_result(
+    pack: Path, more: str, said: str
+) -> None:
+    code, answer = (pack / "task.py").read_text(), '"content": row["answer"]},\n        final'
+    lying = code.replace(answer, answer.replace('row["answer"]', '"lie"'))
+    (pack / "task.py").write_text(code + more if more else lying)
+    assert any(said in problem for problem in await problems(pack))
 
 
 async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path) -> None:

@@ -77,41 +77,34 @@ class Machine:
 NEED = str(ROOT / ".ci" / "need")
 
 
-def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 1000, sudo=True)
-    machine.program("bin/bwrap", "exit 0", quiet=True)
-    done = machine.run(NEED, "python3", "python3-venv", "bubblewrap")
-    assert (done.returncode, done.stdout, done.stderr, machine.calls) == (0, "", "", [])
+APT_GET = ["apt-get install -y -qq --no-install-recommends bubblewrap"]
 
 
-@pytest.mark.parametrize(("user", "sudo"), [(0, False), (1000, True)])
-def test_who_may_install_gets_it_installed_and_is_shown_it(
-    tmp_path: Path, user: int, sudo: bool
+@pytest.mark.parametrize(
+    ("user", "sudo", "state", "code", "said", "calls"),
+    [
+        (1000, True, "nothing is missing", 0, "", []),
+        (0, False, "", 0, "Missing: bubblewrap. Installing with", APT_GET),
+        (1000, True, "", 0, "Missing: bubblewrap. Installing with", ["sudo -n true", *APT_GET]),
+        (1000, False, "", 1, f"Missing: bubblewrap. To install: {LINE}\n", ["sudo -n true"]),
+        (0, False, "broken", 1, f"Still missing: bubblewrap. To install: {LINE}\n", APT_GET),
+        (0, False, "no apt-get", 1, "There is no apt-get here", []),
+    ],
+)
+def test_what_is_missing_is_installed_by_who_may_or_named(
+    tmp_path: Path, user: int, sudo: bool, state: str, code: int, said: str, calls: list[str]
 ) -> None:
     machine = Machine(tmp_path, user, sudo)
-    done = machine.run(NEED, "bubblewrap")
-    assert done.returncode == 0 and "Missing: bubblewrap. Installing with" in done.stderr
-    installs = [call for call in machine.calls if call.startswith("apt-get install")]
-    assert installs == ["apt-get install -y -qq --no-install-recommends bubblewrap"]
-    assert ("sudo -n true" in machine.calls) == sudo
-
-
-def test_who_may_not_gets_the_line_to_type(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 1000, sudo=False)
-    done = machine.run(NEED, "bubblewrap")
-    assert (done.returncode, done.stderr) == (1, f"Missing: bubblewrap. To install: {LINE}\n")
-    assert machine.calls == ["sudo -n true"]
-
-
-def test_an_installation_that_fails_gets_the_line_too(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 0, sudo=False)
-    (tmp_path / "broken").touch()
-    done = machine.run(NEED, "bubblewrap")
-    assert done.returncode == 1 and done.stderr.endswith(
-        f"Still missing: bubblewrap. To install: {LINE}\n"
-    )
-    (tmp_path / "bin" / "apt-get").unlink()
-    assert "There is no apt-get here" in machine.run(NEED, "bubblewrap").stderr
+    if state == "nothing is missing":
+        machine.program("bin/bwrap", "exit 0", quiet=True)
+    elif state == "broken":
+        (tmp_path / "broken").touch()
+    elif state:
+        (tmp_path / "bin" / "apt-get").unlink()
+    done = machine.run(NEED, "python3", "python3-venv", "bubblewrap")
+    assert (done.returncode, done.stdout) == (code, "") and said in done.stderr
+    assert [call for call in machine.calls if call in ("sudo -n true", *APT_GET)] == calls
+    assert bool(done.stderr) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
 from agentrl_cli.hooks.loggers import Logger, finite, flat
 from agentrl_cli.hooks.waits import Watchman, waiting, waits
-from agentrl_cli.rewards import Reward, RewardContext
+from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow, Store
@@ -46,10 +46,6 @@ class Recorder(Hook):
 
     async def on_update(self, metrics: Mapping[str, float], step: int) -> None:
         self.seen.append(f"{self.name} update {metrics['loss']}")
-
-
-def test_the_base_class_has_every_event() -> None:
-    assert [name for name in vars(Hook) if name.startswith("on_")] == list(EVENTS)
 
 
 async def test_sync_and_async_methods_in_order() -> None:
@@ -79,10 +75,17 @@ async def test_any_class_and_any_subset_of_arguments() -> None:
         def on_rollout_end(self, r: Episode, t: Task) -> None:
             seen.append((r.id, t.id))
 
-    hooks = HookList([Short(), Named(), Positional()])
-    assert await hooks.rollout_end(EPISODE, TASK, context="c") == []
+    class Everything:
+        def on_rollout_end(self, **facts: Any) -> None:
+            seen.append(facts)
+
+    run, hooks = RunRow(id="1", name="a"), HookList([Short(), Named(), Positional(), Everything()])
+    assert await hooks.rollout_end(EPISODE, TASK, context="c", run=run) == []
     await hooks.call("on_eval", result=None, step=4)
-    assert seen == [("e1", "t1"), ("c", "e1"), ("e1", "t1"), 4]
+    facts = {"rollout": EPISODE, "task": TASK, "context": "c", "run": run}
+    assert seen == [("e1", "t1"), ("c", "e1"), ("e1", "t1"), facts, 4]
+    assert [name for name in vars(Hook) if name.startswith("on_")] == list(EVENTS)
+    assert [event for event, names in EVENTS.items() if "run" not in names] == []
 
 
 def test_arguments_that_do_not_exist_are_refused_at_once() -> None:
@@ -161,19 +164,6 @@ async def test_the_jsonl_logger_without_a_folder_writes_nothing(
     await hooks.call("on_run_start", run=run)
     await hooks.call("on_update", metrics={"loss": 0.25}, step=1)
     assert list(tmp_path.iterdir()) == [] and not caplog.records
-
-
-async def test_every_event_has_the_run_and_the_end_of_a_rollout_its_context() -> None:
-    assert [event for event, names in EVENTS.items() if "run" not in names] == []
-    seen: list[Any] = []
-
-    class Everything:
-        def on_rollout_end(self, **facts: Any) -> None:
-            seen.append(facts)
-
-    run, context = RunRow(id="1", name="a"), RewardContext(TASK, "42")
-    await HookList([Everything()]).rollout_end(EPISODE, TASK, context=context, run=run)
-    assert seen == [{"rollout": EPISODE, "task": TASK, "context": context, "run": run}]
 
 
 async def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:

@@ -31,50 +31,41 @@ STOP = BYTES.eos_ids[0]
 PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
-async def test_scripted_goes_through_its_texts_per_episode() -> None:
-    policy = ScriptedPolicy(["one", "<tool_call>x</tool_call>"], BYTES)
-    assert isinstance(policy, Policy)
-    first = await policy.generate("a", PROMPT, Sampling())
-    assert BYTES.decode(first.ids) == "one<|im_end|>"
-    assert first.stop_reason is StopReason.STOP
-    assert first.logp_policy.tolist() == [0.0] * 4 and first.top_ids.shape == (4, TOP_K)
-    assert (await policy.generate("b", PROMPT, Sampling())).ids.tolist() == first.ids.tolist()
-    assert (await policy.generate("a", PROMPT, Sampling())).ids[0] == BYTES.id_of("<tool_call>")
-    assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
-    await policy.release("a")
-    assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == first.ids.tolist()
-
-
-async def test_scripted_is_cut_at_its_limits_and_at_stop_tokens() -> None:
-    policy = ScriptedPolicy(["abcdef", "a<|im_end|>b"], BYTES, context_length=len(PROMPT) + 5)
-    cut = await policy.generate("a", PROMPT, Sampling(max_new_tokens=3))
-    assert (BYTES.decode(cut.ids), cut.stop_reason) == ("abc", StopReason.LENGTH)
-    stopped = await policy.generate("a", PROMPT, Sampling())
-    assert BYTES.decode(stopped.ids) == "a<|im_end|>"
-    assert (
-        len(
-            (
-                await ScriptedPolicy(["x" * 50], BYTES, context_length=len(PROMPT) + 5).generate(
-                    "a", PROMPT, Sampling()
-                )
-            ).ids
-        )
-        == 5
-    )
+@pytest.mark.parametrize(
+    ("replies", "how", "said"),
+    [
+        (["abcdef"], {"max_new_tokens": 3}, "abc"),
+        (["a<|im_end|>b"], {}, "a<|im_end|>"),
+        (["x" * 50], {}, "xxxxx"),  # the context's length
+        (["<tool_call>"], {}, "<tool_call><|im_end|>"),
+        (lambda key, ids: f"{key}{len(ids)}", {"stop_ids": (0,)}, f"a{len(PROMPT)}\0"),
+        ({"a": ["A"]}, {}, "A<|im_end|>"),
+        ({"z": ["A"]}, {}, "<|im_end|>"),
+    ],
+)
+async def test_a_scripted_turn_and_its_limits(replies: Any, how: dict[str, Any], said: str) -> None:
+    policy = ScriptedPolicy(replies, BYTES, context_length=len(PROMPT) + 5, logp=-0.5)
+    heard: list[int] = []
+    found = await policy.generate("a", PROMPT, Sampling(**how), on_token=heard.append)
+    assert BYTES.decode(found.ids) == said and heard == found.ids.tolist()
+    stopped = found.ids[-1] in (0, STOP)
+    assert found.stop_reason is (StopReason.STOP if stopped else StopReason.LENGTH)
+    assert found.logp_sampled.tolist() == [-0.5] * len(heard)
+    assert found.top_ids.shape == (len(heard), TOP_K)
     with pytest.raises(PolicyError, match="does not fit"):
         await policy.generate("a", [0] * (len(PROMPT) + 5), Sampling())
 
 
-async def test_scripted_by_function_and_by_mapping() -> None:
-    seen: list[int] = []
-    policy = ScriptedPolicy(lambda key, ids: f"{key}{len(ids)}", BYTES, logp=-0.5)
-    said = await policy.generate("k", PROMPT, Sampling(stop_ids=(0,)), on_token=seen.append)
-    assert BYTES.decode(said.ids[:-1]) == f"k{len(PROMPT)}"
-    assert said.ids[-1] == 0 and seen == said.ids.tolist()
-    assert said.logp_sampled.tolist() == [-0.5] * len(said.ids)
-    mapped = ScriptedPolicy({"a": ["A"]}, BYTES)
-    assert BYTES.decode((await mapped.generate("a", PROMPT, Sampling())).ids) == "A<|im_end|>"
-    assert (await mapped.generate("z", PROMPT, Sampling())).ids.tolist() == [STOP]
+async def test_scripted_goes_through_its_texts_per_episode() -> None:
+    policy = ScriptedPolicy(["one", "two"], BYTES)
+    assert isinstance(policy, Policy)
+
+    async def said(key: str) -> str:
+        return BYTES.decode((await policy.generate(key, PROMPT, Sampling())).ids[:-1])
+
+    assert [await said(key) for key in "abaa"] == ["one", "one", "two", ""]
+    await policy.release("a")
+    assert await said("a") == "one"
 
 
 async def test_openai_text_is_for_eval_and_refused_for_training() -> None:

@@ -58,10 +58,9 @@ def test_modules_below_an_old_package_are_the_same_and_loaded_once() -> None:
 
 
 def test_other_names_are_still_missing() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("agentrl_cli.analysis.nothing")
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("agentrl_cli.nothing")
+    for name in ("agentrl_cli.analysis.nothing", "agentrl_cli.nothing"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
     with pytest.raises(AttributeError, match="nothing"):
         _ = importlib.import_module("agentrl_cli.tools").nothing
 

@@ -132,13 +132,6 @@ def test_rate_warms_up_stays_and_falls_to_a_twentieth() -> None:
     assert rates == pytest.approx([0.1, 1.0, 0.5, 0.05])
 
 
-def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None:
-    path = packs_dir().parent / "recipes" / "tiny_agent" / "recipe.yaml"
-    assert set(parse_recipe(load_yaml(path), path).packs) == {"code-task", "calc-task", "echo-task"}
-    with pytest.raises(ConfigError, match=r"bad\.yaml is not a recipe.*step"):
-        parse_recipe({"packs": {}, "step": 3}, tmp_path / "bad.yaml")
-
-
 def _tiny() -> Tokenizer:
     return Tokenizer.load(bundled_model())
 
@@ -199,13 +192,19 @@ def test_a_recipe_without_make_or_with_a_mistake_is_named(cli: Cli) -> None:
     cli("sft", "out", "--recipe", "mine", code=2, said=empty)
 
 
-def test_the_bundled_models_recipes_go_by_their_names_in_a_checkout() -> None:
+def test_the_bundled_models_recipes_go_by_their_names_and_a_bad_one_is_named(
+    tmp_path: Path,
+) -> None:
     recipes = packs_dir().parent / "recipes"
     assert find_recipe("tiny-tools") == recipes / "tiny_tools" / "recipe.yaml"
-    assert find_recipe("tiny-agent") == recipes / "tiny_agent" / "recipe.yaml"
+    agent = find_recipe("tiny-agent")
+    assert agent == recipes / "tiny_agent" / "recipe.yaml"
+    assert {*parse_recipe(load_yaml(agent), agent).packs} == {"code-task", "calc-task", "echo-task"}
     with pytest.raises(NotFound, match="tiny-other is not a recipe") as found:
         find_recipe("tiny-other")
     assert "recipes/tiny_tools of a checkout" in found.value.hint
+    with pytest.raises(ConfigError, match=r"bad\.yaml is not a recipe.*step"):
+        parse_recipe({"packs": {}, "step": 3}, tmp_path / "bad.yaml")
 
 
 def test_a_recipe_of_packs_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
@@ -279,22 +278,20 @@ def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
     assert calls in ([], [{"expression": "2+3"}])
 
 
-def test_a_row_of_no_known_form_names_its_line(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"text": "a"}\n')
-    with pytest.raises(
-        Exception, match=r"rows.jsonl:2: a row to learn from has conversations.*this one has text"
-    ):
-        from_file.read(tmp_path / "rows.jsonl")
-
-
 @pytest.mark.parametrize(
-    "row", [{"prompt": "a", "completion": None}, {"prompt": 3, "completion": "b"}]
+    ("row", "said"),
+    [
+        ({"text": "a"}, "a row to learn from has conversations.*this one has text"),
+        ({"prompt": "a", "completion": None}, "a conversation must be a list"),
+        ({"prompt": 3, "completion": "b"}, "a conversation must be a list"),
+    ],
 )
-def test_a_prompt_or_completion_of_another_type_names_its_line(
-    tmp_path: Path, row: dict[str, Any]
+def test_a_row_that_cannot_be_learned_from_names_its_line(
+    tmp_path: Path, row: dict[str, Any], said: str
 ) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=r"rows.jsonl:1: a conversation must be a list"):
+    lines = (json.dumps(one) for one in ({"prompt": "a", "completion": "b"}, row))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=rf"rows.jsonl:2: {said}"):
         from_file.read(tmp_path / "rows.jsonl")
 
 

@@ -167,20 +167,6 @@ def test_a_pack_in_a_script() -> None:
         pack.solution(pack.tasks("train")[0])
 
 
-@pytest.mark.parametrize("name", pack_names())
-def test_packs_that_ship(name: str) -> None:
-    pack = load_pack(name)
-    assert pack.description and pack.rewards and (pack.dir / "README.md").is_file()
-    assert pack.tasks("train") and pack.tasks("test")
-
-
-def test_the_code_pack_is_as_large_as_promised() -> None:
-    pack = load_pack("code-task")
-    assert len(pack.tasks("train")) >= 400 and len(pack.tasks("test")) >= 150
-    heldout = {task.family for task in pack.tasks("heldout")}
-    assert heldout and not heldout & {task.family for task in pack.tasks("train")}
-
-
 NUMBER = "`weight` must be a number"
 FAMILIES = "families: {train: [one], heldout: [two]}"
 WRONG_VALUES = (
@@ -401,6 +387,7 @@ FIELDS = {
 @pytest.mark.parametrize("name", pack_names())
 def test_data_is_what_the_generator_makes(name: str) -> None:
     pack = load_pack(name)
+    assert pack.description and pack.rewards and (pack.dir / "README.md").is_file()
     built = {split: rows for split, rows in pack.module.build().items() if rows}
     assert {"train", "test"} <= set(built)
     for split, rows in built.items():

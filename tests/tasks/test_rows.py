@@ -265,66 +265,74 @@ def short(seed):
 """
 
 
-def test_dataset_classes_and_generators(folder: Path) -> None:
+# What `data` says of a split, and the rows' questions, or what is wrong.
+SOURCES: dict[str, tuple[Any, list[str] | tuple[type[Exception], str]]] = {
+    "generated": (
+        {"generate": "fresh", "seed": 7, "count": 3, "args": {"low": 900}},
+        ["Say 941.", "Say 919.", "Say 950."],
+    ),
+    "another seed": (
+        {"generate": "fresh", "seed": 8, "count": 3, "args": {"low": 900}},
+        ["Say 929.", "Say 947.", "Say 948."],
+    ),
+    "a class": ({"dataset": "task.py:Rows", "args": {"size": 2}}, ["row 0", "row 1"]),
+    "a row that is none": (
+        {"dataset": "Listed"},
+        (DataError, "dataset Listed:2: a row must be a mapping"),
+    ),
+    "a generator that raises": (
+        {"generate": "short", "count": 2},
+        (EnvError, "short raised RuntimeError: no more"),
+    ),
+    "a class that raises": (
+        {"dataset": "Closed"},
+        (EnvError, "Closed raised OSError: no such server"),
+    ),
+    "an argument that is none": ({"dataset": "Rows", "args": {"sice": 4}}, (ConfigError, "sice")),
+    "another file": (
+        "rows.xlsx",
+        (ConfigError, r"rows are read from \.jsonl, \.json, \.parquet"),
+    ),
+    "a missing file": ("missing.jsonl", (NotFound, r"missing\.jsonl")),
+    "no path": (3, (ConfigError, "must be a path, or have one of")),
+    "two places": (
+        {"path": "a.jsonl", "hub": "b"},
+        (ConfigError, "must be a path, or have one of"),
+    ),
+    "a key that is none": ({"path": "a.jsonl", "seed": 1}, (ConfigError, "unknown keys: seed")),
+    "a form that is none": (
+        {"path": "a.jsonl", "form": "verk"},
+        (ConfigError, "No form named 'verk'"),
+    ),
+    "no rows": (
+        {"path": "a.jsonl", "limit": 0},
+        (ConfigError, "`limit` must be a number above 0"),
+    ),
+    "no count": ({"generate": "g"}, (ConfigError, "`count` is missing")),
+}
+
+
+@pytest.mark.parametrize(("source", "wanted"), SOURCES.values(), ids=SOURCES)
+def test_where_rows_come_from(
+    folder: Path, source: Any, wanted: list[str] | tuple[type[Exception], str]
+) -> None:
     with (folder / "task.py").open("a") as file:
         file.write(ROWS)
-    with_data(
-        folder,
-        train={"generate": "fresh", "seed": 7, "count": 5, "args": {"low": 900}},
-        test={"dataset": "task.py:Rows", "args": {"size": 4}},
-        listed={"dataset": "Listed"},
-        other={"generate": "fresh", "seed": 8, "count": 5},
-        broken={"generate": "short", "count": 2},
-        closed={"dataset": "Closed"},
-        wrong={"dataset": "Rows", "args": {"sice": 4}},
-    )
-    pack = load_pack(folder)
-    said = [task.prompt[-1]["content"] for task in pack.tasks("train")]
-    assert len(said) == 5 == len(set(said)) and said == [
-        t.prompt[-1]["content"] for t in pack.tasks("train")
-    ]
-    assert said != [task.prompt[-1]["content"] for task in pack.tasks("other")]
-    assert (
-        pack.tasks("train", limit=3) == pack.tasks("train")[:3]
-    )  # a longer run begins with the same rows
-    assert [task.prompt[-1]["content"] for task in pack.tasks("test")] == [
-        f"row {n}" for n in range(4)
-    ]
-    with pytest.raises(DataError, match="dataset Listed:2: a row must be a mapping"):
-        pack.tasks("listed")
-    with pytest.raises(EnvError, match="short raised RuntimeError: no more"):
-        pack.tasks("broken")
-    with pytest.raises(EnvError, match="Closed raised OSError: no such server"):
-        pack.tasks("closed")
-    with pytest.raises(ConfigError, match="sice"):
-        pack.tasks("wrong")
+    with_data(folder, train=source)
+    if isinstance(wanted, tuple):
+        with pytest.raises(wanted[0], match=wanted[1]):
+            load_pack(folder).tasks("train")
+    else:
+        pack = load_pack(folder)
+        assert [task.prompt[-1]["content"] for task in pack.tasks("train")] == wanted
+        # a longer run begins with the same rows
+        assert pack.tasks("train", limit=1) == pack.tasks("train")[:1]
+
+
+def test_a_split_that_does_not_exist_is_named(folder: Path) -> None:
+    with_data(folder, train="rows.jsonl")
     with pytest.raises(NotFound, match="'trian'"):
-        pack.tasks("trian")
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (3, "must be a path, or have one of"),
-        ({"path": "a.jsonl", "hub": "b"}, "must be a path, or have one of"),
-        ({"path": "a.jsonl", "seed": 1}, "unknown keys: seed"),
-        ({"path": "a.jsonl", "form": "verk"}, "No form named 'verk'"),
-        ({"path": "a.jsonl", "limit": 0}, "`limit` must be a number above 0"),
-        ({"generate": "g"}, "`count` is missing"),
-    ],
-)
-def test_sources_that_cannot_be(folder: Path, value: object, words: str) -> None:
-    with_data(folder, train=value)
-    with pytest.raises(ConfigError, match=words):
-        load_pack(folder)
-
-
-def test_other_files_are_refused(folder: Path) -> None:
-    with_data(folder, train="rows.xlsx", test="missing.jsonl")
-    with pytest.raises(ConfigError, match=r"rows are read from \.jsonl, \.json, \.parquet"):
-        load_pack(folder).tasks("train")
-    with pytest.raises(NotFound, match=r"missing\.jsonl"):
-        load_pack(folder).tasks("test")
+        load_pack(folder).tasks("trian")
 
 
 def test_nulls_of_columnar_files() -> None:
@@ -336,8 +344,7 @@ GOOD = {"id": "a", "family": "say", "prompt": "Say: a", "answer": "a"}
 
 @pytest.fixture
 def pack_folder(tmp_path: Path) -> Path:
-    shutil.copytree(packs_dir() / "echo-task", tmp_path / "echo-task")
-    return tmp_path / "echo-task"
+    return shutil.copytree(packs_dir() / "echo-task", tmp_path / "echo-task")
 
 
 def write(pack_folder: Path, *rows: object) -> Path:
