@@ -54,31 +54,46 @@ def test_prompt_origins_and_spans(chat: Chat) -> None:
     assert chat.decode(prompt.ids[start:]).startswith("<|im_start|>user\n")
 
 
-def test_the_separator_after_the_stop_token_is_kept(chat: Chat) -> None:
-    """verl#6921: the newline after <|im_end|> was lost at every assistant-tool boundary for a year."""
-    delta = chat.extend(
-        [USER, {"role": "assistant", "content": "x"}], [{"role": "user", "content": "go on"}]
-    )
-    assert delta.text == "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
-    assert delta.ids == chat.tokenizer.encode("<|im_end|>" + delta.text)[1:]
-    users = [id_ for id_, own in zip(delta.ids, delta.origin, strict=True) if own == Origin.USER]
-    assert chat.decode(users) == "go on"
-
-
-def test_parallel_results_share_one_block(chat: Chat) -> None:
-    said: Message = {"role": "assistant", "content": ""}
-    delta = chat.extend([USER, said], [tool_message("a"), tool_message("b", "c00000001")], [PYTHON])
-    assert delta.text == (
+SAID: Message = {"role": "assistant", "content": "x"}
+# verl#6921: the newline after <|im_end|> was lost at every assistant-tool boundary for a year.
+DELTAS: dict[str, tuple[list[Message], str, list[str], str]] = {
+    "the separator after the stop token is kept": (
+        [{"role": "user", "content": "go on"}],
+        "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n",
+        ["user"],
+        "go on",
+    ),
+    "parallel results share one block": (
+        [tool_message("a"), tool_message("b", "c00000001")],
         "\n<|im_start|>user\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
-        "<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert delta.spans == (("tool", 0, len(delta)),)
-    mixed = chat.extend(
-        [USER, said], [tool_message("a"), {"role": "user", "content": "and?"}], [PYTHON]
-    )
-    assert [role for role, _, _ in mixed.spans] == ["tool", "user"]
-    start = mixed.spans[1][1]
-    assert chat.decode(mixed.ids[start:]).startswith("<|im_start|>user\nand?")
+        "<|im_end|>\n<|im_start|>assistant\n",
+        ["tool"],
+        "ab",
+    ),
+    "a user beside a result": (
+        [tool_message("a"), {"role": "user", "content": "and?"}],
+        "\n<|im_start|>user\n<tool_response>\na\n</tool_response><|im_end|>\n<|im_start|>user\nand?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        ["tool", "user"],
+        "aand?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("new", "text", "roles", "own"), DELTAS.values(), ids=DELTAS)
+def test_what_is_appended(
+    chat: Chat, new: list[Message], text: str, roles: list[str], own: str
+) -> None:
+    delta = chat.extend([USER, SAID], new, [PYTHON])
+    assert delta.text == text and delta.ids == chat.tokenizer.encode("<|im_end|>" + text)[1:]
+    assert [role for role, _, _ in delta.spans] == roles
+    assert (delta.spans[0][1], delta.spans[-1][2]) == (0, len(delta))
+    last = chat.decode(delta.ids[delta.spans[-1][1] :])
+    assert last.lstrip("\n").startswith("<|im_start|>user\n") and last.count("<|im_start|>") == 2
+    given = zip(delta.ids, delta.origin, strict=True)
+    assert chat.decode([id_ for id_, of in given if of in (Origin.USER, Origin.TOOL)]) == own
+    with pytest.raises(TemplateError, match="after an assistant turn"):
+        chat.extend([USER], new)
 
 
 @pytest.mark.parametrize("where", ["user", "tool"])
@@ -144,11 +159,6 @@ def test_a_cut_turn_is_closed_by_a_forced_stop_token(chat: Chat) -> None:
     new: list[Message] = [{"role": "user", "content": "go on"}]
     ids = chat.prompt([USER]).ids + cut + closing + chat.extend([USER, parsed.message], new).ids
     assert ids == chat.prompt([USER, parsed.message, *new]).ids
-
-
-def test_extend_refuses_after_a_user_message(chat: Chat) -> None:
-    with pytest.raises(TemplateError, match="after an assistant turn"):
-        chat.extend([USER], [tool_message("x")])
 
 
 def test_a_template_that_cannot_be_used_is_a_clear_error() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -227,31 +227,35 @@ def shares(policy: ScriptedPolicy, seconds: float = 60.0) -> dict[str, Found]:
     return {one.name: one for one in asyncio.run(measure(loaded, Config(), seconds))}
 
 
-def test_a_model_that_does_everything_shows_every_ability() -> None:
-    found = shares(ScriptedPolicy(able, TOKENIZER))
+def guesses(key: str, ids: Sequence[int]) -> str:
+    return "Answer: 3"
+
+
+def one_step(key: str, ids: Sequence[int]) -> str:
+    text = able(key, ids)
+    return "Answer: 3" if "badge_of" in text or '"p-' in text else text
+
+
+EVERY = {ability.name for ability in ABILITIES}
+
+
+@pytest.mark.parametrize(
+    ("model", "shown", "said"),
+    [
+        (able, EVERY, "RL can begin:"),
+        (guesses, {"abstains"}, "cannot begin"),
+        (one_step, EVERY - {"two steps", "corrects a call"}, "two steps"),
+    ],
+)
+def test_a_model_shows_the_abilities_that_it_has(
+    model: Callable[[str, Sequence[int]], str], shown: set[str], said: str
+) -> None:
+    found = shares(ScriptedPolicy(model, TOKENIZER))
     assert {name: one.share for name, one in found.items()} == {
-        ability.name: 1.0 for ability in ABILITIES
+        name: float(name in shown) for name in EVERY
     }
     assert all(one.attempts >= 20 for one in found.values())
-    assert verdict(list(found.values())).startswith("RL can begin:")
-
-
-def test_a_model_that_guesses_shows_none_but_abstention() -> None:
-    found = shares(ScriptedPolicy(lambda key, ids: "Answer: 3", TOKENIZER))
-    assert {name for name, one in found.items() if one.share} == {"abstains"}
-    assert "cannot begin" in verdict(list(found.values()))
-
-
-def test_a_model_that_takes_one_step_alone_is_named() -> None:
-    def one_step(key: str, ids: Sequence[int]) -> str:
-        text = able(key, ids)
-        return "Answer: 3" if "badge_of" in text or '"p-' in text else text
-
-    found = shares(ScriptedPolicy(one_step, TOKENIZER))
-    assert found["two steps"].share == found["corrects a call"].share == 0.0
-    assert "one call" in verdict(list(found.values())) and "two steps" in verdict(
-        list(found.values())
-    )
+    assert said in verdict(list(found.values()))
 
 
 def test_the_time_limit_holds() -> None:

@@ -107,11 +107,16 @@ async def press(pilot: Pilot[Any], *keys: str, then: str | Callable[[], bool]) -
     return ""
 
 
-async def walk(pilot: Pilot[Any], *steps: Sequence[str]) -> str:
-    """Take steps, each of them keys and the text that they bring, and return the last screen."""
+async def walk(pilot: Pilot[Any], *steps: Sequence[str | tuple[str, ...]]) -> str:
+    """Take steps, each of them keys and the text that they bring, and return the last screen.
+
+    A tuple is a text and others that are not on the screen then.
+    """
     shown = ""
-    for *keys, text in steps:
-        shown = await press(pilot, *keys, then=text)
+    for *keys, wanted in steps:
+        text, *absent = (wanted,) if isinstance(wanted, str) else wanted
+        shown = await press(pilot, *map(str, keys), then=text)
+        assert [one for one in absent if one in shown] == []
     return shown
 
 

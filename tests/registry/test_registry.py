@@ -62,29 +62,11 @@ def test_unknown_names_name_the_nearest(tmp_path: Path, name: str, said: str) ->
     assert re.search(said, f"{caught.value.message} {caught.value.hint}")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x = 1\ny = x / 0\n", r"bad\.py:2: ZeroDivisionError"),
-        ("x = 1\n\ndef f(:\n", r"bad\.py:3: SyntaxError"),
-    ],
-)
-def test_code_that_fails_names_file_and_line(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(EnvError, match=said):
-        load_file(tmp_path / "bad.py")
-
-
-@pytest.mark.parametrize(
-    "line", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"]
-)
-def test_a_file_that_would_end_the_process_is_an_error_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+def test_a_module_that_would_end_the_process_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a script without `if __name__ == "__main__":` does; the command ended with that status and no word."""
-    (tmp_path / "script_that_ends.py").write_text(f"x = 1\n{line}\n")
-    with pytest.raises(EnvError, match=r"script_that_ends\.py:2: (SystemExit: 3|CancelledError)"):
-        load_file(tmp_path / "script_that_ends.py")
+    (tmp_path / "script_that_ends.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvError, match="script_that_ends ended its import by"):
         resolve("rewards", {}, "script_that_ends:x")
@@ -135,42 +117,57 @@ def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(
     assert one.look("bolt") == "3 pallets of 1"  # what runs already keeps what it has
 
 
+IN_LIBRARY = (
+    "import pathlib, runpy\n\nfile = pathlib.Path(__file__).parent / '.venv/site-packages/lib.py'\n"
+)
+IN_LIBRARY += "runpy.run_path(str(file))['fail']()\n"
+
+
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("tool", "more", "place", "hint"),
     [
+        ("x = 1\ny = x / 0\n", {}, r"tool\.py:2: ZeroDivisionError", ""),
+        ("x = 1\n\ndef f(:\n", {}, r"tool\.py:3: SyntaxError", ""),
+        ("x = 1\nraise SystemExit(3)\n", {}, r"tool\.py:2: SystemExit: 3", ""),
+        (
+            "x = 1\nimport asyncio; raise asyncio.CancelledError\n",
+            {},
+            r"tool\.py:2: CancelledError",
+            "",
+        ),
+        # a missing module is a package to install or a file to put beside
         (
             "import not_there",
+            {},
+            r"tool\.py:1: ",
             "`pip install not_there` if it is a package; a file of your own, not_there.py, must",
         ),
-        ("from bs4x.sub import y", "`pip install bs4x`"),
-        ("import far", "far.py must lie beside bad.py"),
-        ("from .absent import x", "has no absent.py"),
-        ("from db import missing", "Fix the file"),
+        ("from bs4x.sub import y", {}, r"tool\.py:1: ", "`pip install bs4x`"),
+        ("import far", {}, r"tool\.py:1: ", "far.py must lie beside tool.py"),
+        ("from .absent import x", {}, r"tool\.py:1: ", "has no absent.py"),
+        ("from db import missing", {"db": ""}, r"tool\.py:1: ", "Fix the file"),
+        # a failure beside is named where it is, one in a library at the user's line
+        ("\nimport db\n", {"db": "x = {}['y']\n"}, r"db\.py:1: KeyError", ""),
+        ("\nimport db\n", {"db": "def (\n"}, r"db\.py:1: SyntaxError", ""),
+        (
+            IN_LIBRARY,
+            {".venv__site-packages__lib": "def fail():\n    raise ValueError('inside')\n"},
+            r"tool\.py:4: ValueError: inside",
+            "",
+        ),
     ],
 )
-def test_a_missing_module_is_a_package_to_install_or_a_file_to_put_beside(
-    tmp_path: Path, line: str, says: str
+def test_code_that_fails_is_named_with_its_line_and_with_what_helps(
+    tmp_path: Path, tool: str, more: dict[str, str], place: str, hint: str
 ) -> None:
     (tmp_path / "far.py").touch()
-    inner = folder_of(tmp_path / "inner", bad=f"x = 1\n{line}\n", db="")
-    with pytest.raises(EnvError, match=r"bad\.py:2: ") as caught:
-        load_file(inner / "bad.py")
-    assert (
-        says in caught.value.hint
-        and "agentrl_files" not in caught.value.message + caught.value.hint
-    )
-
-
-def test_a_failure_beside_is_named_where_it_is(tmp_path: Path) -> None:
-    for text, place in (
-        ("x = {}['y']\n", r"db\.py:1: KeyError"),
-        ("def (\n", r"db\.py:1: SyntaxError"),
-    ):
-        folder_of(tmp_path, tool="\nimport db\n", db=text)
-        with pytest.raises(EnvError, match=place):
-            load_file(tmp_path / "tool.py")
-    folder_of(tmp_path, db="y = 1\n")
-    assert load_file(tmp_path / "tool.py").db.y == 1
+    inner = folder_of(tmp_path / "inner", tool=tool, **more)
+    with pytest.raises(EnvError, match=place) as caught:
+        load_file(inner / "tool.py")
+    assert hint in caught.value.hint
+    assert "agentrl_files" not in caught.value.message + caught.value.hint
+    folder_of(inner, tool="import db\n", db="y = 1\n")
+    assert load_file(inner / "tool.py").db.y == 1, "mended, it loads"
 
 
 def test_names_that_differ_in_a_dot_alone_are_two_files(tmp_path: Path) -> None:
@@ -180,16 +177,6 @@ def test_names_that_differ_in_a_dot_alone_are_two_files(tmp_path: Path) -> None:
         "underscore",
         "dot",
     ]
-
-
-def test_an_error_in_a_library_is_reported_at_the_users_line(tmp_path: Path) -> None:
-    library = tmp_path / ".venv" / "site-packages" / "lib.py"
-    library.parent.mkdir(parents=True)
-    library.write_text("def fail():\n    raise ValueError('inside')\n")
-    code = f"import runpy\n\nfail = runpy.run_path({str(library)!r})['fail']\nfail()\n"
-    (tmp_path / "mine.py").write_text(code)
-    with pytest.raises(EnvError, match=r"mine\.py:4: ValueError: inside"):
-        load_file(tmp_path / "mine.py")
 
 
 # --- plugins of outsiders ---

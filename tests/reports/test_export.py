@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,46 +177,59 @@ def test_secrets(text: str, clean: str) -> None:
     assert mask({"api_key": "x", "n": 1, "list": [text]}) == clean_keys
 
 
-def test_query_reads(store: Store) -> None:
-    names, rows = run_query(
-        Path(store.path), "SELECT id, outcome FROM v_episodes WHERE run=? ORDER BY id", ["grpo"]
-    )
-    assert (names, list(rows)) == (["id", "outcome"], [("e0", "failed"), ("e1", "failed")])
-    _, counted = run_query(Path(store.path), "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT 3) SELECT sum(x) FROM c")  # fmt: skip # noqa: E501
-    assert list(counted) == [(6,)]
-    assert list(run_query(Path(store.path), "PRAGMA user_version")[1]) == [(SCHEMA_VERSION,)]
+@pytest.mark.parametrize(
+    ("sql", "given", "rows"),
+    [
+        (
+            "SELECT id, outcome FROM v_episodes WHERE run=? ORDER BY id",
+            ["grpo"],
+            [("e0", "failed"), ("e1", "failed")],
+        ),
+        (
+            "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT 3) SELECT sum(x) FROM c",
+            [],
+            [(6,)],
+        ),
+        ("PRAGMA user_version", [], [(SCHEMA_VERSION,)]),
+    ],
+)
+def test_query_reads(store: Store, sql: str, given: list[str], rows: list[tuple[Any, ...]]) -> None:
+    assert list(run_query(Path(store.path), sql, given)[1]) == rows
     kinds = {name: kind for kind, name, _ in schema(Path(store.path))}
-    assert (
-        kinds["v_turns"] == "view"
-        and kinds["turn_tokens"] == "table"
-        and "_sqlite_migrations" not in kinds
-    )
+    assert (kinds["v_turns"], kinds["turn_tokens"]) == ("view", "table")
+    assert "_sqlite_migrations" not in kinds
+
+
+FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT count(*) FROM c"
 
 
 @pytest.mark.parametrize(
-    "sql",
+    ("sql", "said"),
     [
-        "DELETE FROM episodes",
-        "UPDATE runs SET name='x'",
-        "INSERT INTO tags VALUES ('a','e0',1)",
-        "DROP TABLE runs",
-        "CREATE TABLE x (a)",
-        "CREATE TEMP TABLE x (a)",
-        "ATTACH 'other.db' AS other",
-        "VACUUM INTO 'copy.db'",
-        "PRAGMA user_version=9",
-        "PRAGMA journal_mode=DELETE",
-        "PRAGMA writable_schema=ON",
-        "PRAGMA query_only=OFF",
-        "SELECT load_extension('x')",
-        "BEGIN",
-        "SELECT 1; DELETE FROM episodes",
+        ("DELETE FROM episodes", ""),
+        ("UPDATE runs SET name='x'", ""),
+        ("INSERT INTO tags VALUES ('a','e0',1)", ""),
+        ("DROP TABLE runs", ""),
+        ("CREATE TABLE x (a)", ""),
+        ("CREATE TEMP TABLE x (a)", ""),
+        ("ATTACH 'other.db' AS other", ""),
+        ("VACUUM INTO 'copy.db'", ""),
+        ("PRAGMA user_version=9", ""),
+        ("PRAGMA journal_mode=DELETE", ""),
+        ("PRAGMA writable_schema=ON", ""),
+        ("PRAGMA query_only=OFF", ""),
+        ("SELECT load_extension('x')", ""),
+        ("BEGIN", ""),
+        ("SELECT 1; DELETE FROM episodes", ""),
+        ("SELECT rewad FROM episodes", "no such column: rewad"),
+        ("SELECT ?", ""),
+        (FOREVER, "too long"),
     ],
 )
-def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str) -> None:
+def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str, said: str) -> None:
     before = sorted(item.name for item in tmp_path.iterdir())
-    with pytest.raises(UsageError):
-        list(run_query(Path(store.path), sql)[1])
+    with pytest.raises(UsageError, match=said or None):
+        list(run_query(Path(store.path), sql, timeout=0.1 if sql == FOREVER else 10)[1])
     assert (
         len(store.episodes.ids()) == 2
         and sorted(item.name for item in tmp_path.iterdir()) == before
@@ -223,16 +237,6 @@ def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str) -> 
     with sqlite3.connect(store.path) as conn:
         assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     conn.close()
-
-
-def test_query_mistakes_and_time(store: Store) -> None:
-    with pytest.raises(UsageError, match="no such column: rewad"):
-        run_query(Path(store.path), "SELECT rewad FROM episodes")
-    with pytest.raises(UsageError):
-        run_query(Path(store.path), "SELECT ?", [])
-    forever = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT count(*) FROM c"
-    with pytest.raises(UsageError, match="too long"):
-        list(run_query(Path(store.path), forever, timeout=0.1)[1])
 
 
 def test_grep(store: Store) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rich.style import Style
 from textual.app import App
 from textual.events import Key
+from textual.screen import Screen
 from textual.widgets import Input
 
 from agentrl_cli.store import Store
@@ -20,6 +21,7 @@ from agentrl_cli.tui.common.dialogs import Form
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.episode_view import fork_of, make_view, whatif_turn
 from agentrl_cli.tui.common.picture import picture_rows
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
@@ -173,15 +175,6 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
         )
 
 
-async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
-    async with showing(replay(db), "1* 2. 3> 4*", notifications=True, size=SMALL) as pilot:
-        assert "I need the total" not in await press(pilot, "tab", then="REWARD")
-        assert "WHY IT FAILED" not in visible(pilot.app)
-        await pilot.press("pagedown", "pagedown")  # scrolls what is shown, not the transcript
-        assert "BADARG" in await until_text(pilot, "WHY IT FAILED")
-        await walk(pilot, ("tab", "GROUP calc/0417"), ("tab", "I need the total"))
-
-
 def half_written(path: Path) -> None:
     """Episodes as a run leaves them when it is killed, or before it has trained."""
     done = demo.episode(demo.Words(), 1, solved=True)
@@ -222,21 +215,6 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
         with Store.open(tmp_path / "half.db") as store:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
         await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 3)
-
-
-async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
-    app = AgentApp(db, lambda reader: EpisodesScreen(reader, Browse()))
-    async with showing(app, "9 episodes", notifications=True, size=WIDE) as pilot:
-        text = visible(app)
-        assert "ep_live" in text and "running" in text
-        await walk(
-            pilot,
-            ("o", "o", "sort -reward"),
-            ("f", *"rewrd:>1", "enter", "Did you mean reward"),
-            (*["backspace"] * 8, *"reward:>1", "enter", "3 episodes"),
-            ("j", "enter", "agentrl replay"),
-            ("q", "agentrl episodes"),
-        )
 
 
 async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
@@ -463,33 +441,105 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+Step = tuple[str | tuple[str, ...], ...]
+ATTEMPT, EXPERT = "the expert: what is the price", "It costs 54"
+BACK = ["backspace"] * 8
+# The store, the screen, what it shows first, its size, and steps: keys, and the text that they bring.
+WALKS: dict[str, tuple[str, Callable[[Reader], Screen[Any]], str, tuple[int, int], list[Step]]] = {
+    "a small terminal shows one pane": (
+        "db",
+        lambda reader: ReplayScreen(reader, EP),
+        "1* 2. 3> 4*",
+        SMALL,
+        [
+            ("tab", ("REWARD", "I need the total", "WHY IT FAILED")),
+            ("pagedown", "pagedown", "WHY IT FAILED"),  # what is shown, not the transcript
+            ("tab", "GROUP calc/0417"),
+            ("tab", "I need the total"),
+        ],
+    ),
+    "the list sorts, filters and opens": (
+        "db",
+        lambda reader: EpisodesScreen(reader, Browse()),
+        "9 episodes",
+        WIDE,
+        [
+            ("ep_live",),
+            ("running",),
+            ("o", "o", "sort -reward"),
+            ("f", *"rewrd:>1", "enter", "Did you mean reward"),
+            (*BACK, *"reward:>1", "enter", "3 episodes"),
+            ("j", "enter", "agentrl replay"),
+            ("q", "agentrl episodes"),
+        ],
+    ),
+    "a tree and each branch alone": (
+        "trees",
+        lambda reader: ReplayScreen(reader, "tree"),
+        "3 branches",
+        WIDE,
+        [
+            ("> 1 asst +tool",),
+            ("  2 └user",),
+            ("  4 tool",),
+            ("  6 └tool",),
+            ("TURN 2/7 user  another context",),
+            ("TURN 4/7 tool  continues turn 1",),
+            ("B", ("BRANCH 1 of 3: turns 2-3", EXPERT)),
+            (ATTEMPT,),
+            ("B", ("BRANCH 2 of 3: turns 0-1 4-5", "It costs 12")),
+            (EXPERT,),
+            ("B", ("BRANCH 3 of 3: turns 0-1 6-7", EXPERT)),
+            ("It costs 12",),
+            ("> 6 ",),  # the first token that is the branch's own
+            ("TOKEN 1/",),
+            ("B", EXPERT),
+        ],
+    ),
+    "a filter is a form": (
+        "page",
+        lambda reader: ReplayScreen(reader, "longone"),
+        "TURN",
+        WIDE,
+        [
+            (
+                *(
+                    "f",
+                    *"reward:<1",
+                    *["tab"] * 4,
+                    *"fai",
+                    "right",
+                    "tab",
+                    *"bad",
+                    "right",
+                    "enter",
+                ),
+                "filter reward:<1 outcome:failed flag:BADARG",
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("store", "make", "first", "size", "steps"), WALKS.values(), ids=WALKS)
+async def test_keys_bring_what_they_should(
+    request: pytest.FixtureRequest,
+    store: str,
+    make: Callable[[Reader], Screen[Any]],
+    first: str,
+    size: tuple[int, int],
+    steps: list[Step],
+) -> None:
+    app = AgentApp(request.getfixturevalue(store), make)
+    async with showing(app, first, notifications=True, size=size) as pilot:
+        await walk(pilot, *steps)
+
+
 def test_the_tree_of_turns_by_hand() -> None:
     depths = [fork_depths(episode(turns()).parents) for turns in (chain, fork, sub_agent)]
     assert depths == [[0] * 6, [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
     assert list(indentation(episode(three_leaves())).values()) == ["", "", "", "", "└", " ", "└"]
     assert spans([0, 1, 2, 4, 6, 7]) == "0-2 4 6-7"
-
-
-async def test_replay_shows_the_tree_and_each_branch_alone(trees: Path) -> None:
-    app = replay(trees, "tree")
-    async with showing(app, "3 branches", notifications=True, size=WIDE) as pilot:
-        text = visible(app)
-        for line in ("> 1 asst +tool", "  2 └user", "  4 tool", "  6 └tool"):
-            assert line in text
-        for line in ("TURN 2/7 user  another context", "TURN 4/7 tool  continues turn 1"):
-            assert line in text
-        for branch, shows, hides in (
-            ("1 of 3: turns 2-3", "the expert: what is the price", "It costs 54"),
-            ("2 of 3: turns 0-1 4-5", "It costs 54", "It costs 12"),
-            ("3 of 3: turns 0-1 6-7", "It costs 12", "It costs 54"),
-        ):
-            text = await press(pilot, "B", then=f"BRANCH {branch}")
-            assert shows in text and hides not in text
-        view = tokens(app)
-        # the first token that is the branch's own
-        assert view.view is not None and view.cursor == view.view.blocks[6].start
-        await press(pilot, "B", then=lambda: "BRANCH" not in visible(app))
-        assert "It costs 54" in visible(app)
 
 
 def test_printed_and_as_json(trees: Path, cli: Cli) -> None:
@@ -600,24 +650,3 @@ async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
         and rows[0][0].style == Style(color="#ff0000", bgcolor="#ff0000")
         and len(rows[0]) == 4
     )
-
-
-async def test_a_filter_is_a_form(page: Path) -> None:
-    app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
-    async with showing(app, "TURN", notifications=True, size=(120, 40)) as pilot:
-        await press(
-            pilot,
-            "f",
-            *"reward:<1",
-            "tab",
-            "tab",
-            "tab",
-            "tab",
-            *"fai",
-            "right",
-            "tab",
-            *"bad",
-            "right",
-            "enter",
-            then="filter reward:<1 outcome:failed flag:BADARG",
-        )

@@ -80,22 +80,6 @@ def test_without_a_usable_tokenizer_tokens_show_as_ids(broken: str | None) -> No
     assert decoder.problem and decoder.texts([5, 70000]) == ["⟨5⟩", "⟨70000⟩"]
 
 
-def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> None:
-    tokens = model_tokens([0, 4, 4, 4, 4, 4, 4, 4])
-    probabilities = [1.0, 0.998, 0.5, 0.75, 0.5, 0.1, 0.5, 0.5]
-    given = signals(
-        8,
-        weight=[math.nan, 1.0, 1.0, 1.0, -1.0, 4.0, -0.02, 1.0],
-        logp_train=[math.log(p) for p in probabilities],
-        clipped=[0, 0, 0, 0, 0, 0, 0, 1],
-    )
-    assert given.push[1:6].tolist() == pytest.approx([0.002, 0.5, 0.25, -0.5, 3.6], abs=1e-6)
-    # p .998 is pale, half the scale is a step less, above the scale is the top
-    assert glyphs("push", tokens, given, 0.5) == ".076g7a~"
-    # the same numbers in a run that pushes ten times as hard
-    assert glyphs("push", tokens, given, 5.0) == ".032c60~"
-
-
 def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> None:
     tokens = model_tokens([0, 4, 5, 9])
     for layer in LAYERS.values():
@@ -160,9 +144,9 @@ def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
     assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
 
 
-def glyphs(name: str, tokens: Tokens, given: TrainSignals | None, scale: float = 0) -> str:
+def glyphs(name: str, tokens: Tokens, given: TrainSignals | None) -> str:
     layer = LAYERS[name]
-    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, scale))
+    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0))
 
 
 @pytest.mark.parametrize(
@@ -188,11 +172,6 @@ def test_layers_tell_direction_strength_clipping_and_what_may_train(
     layer: str, origin: list[int], arrays: dict[str, list[float]], shown: str
 ) -> None:
     assert glyphs(layer, model_tokens(origin), signals(len(origin), **arrays)) == shown
-
-
-def test_the_layer_of_probabilities() -> None:
-    logp = [*(math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)), NAN]
-    assert glyphs("logp", model_tokens([4, 4, 4, 4, 4, 0], logp), None) == "_-=#!."
 
 
 def test_glyph_rows_and_folds_are_as_asked() -> None:
