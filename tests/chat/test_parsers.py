@@ -392,6 +392,7 @@ READ: list[tuple[str, str, list[Call], str]] = [
      f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n"),
     ("hermes", f"<think>\n{GOOD['hermes']}", [], f"<think>\n{GOOD['hermes']}"),
     ("hermes", TWICE, [], TWICE),
+    ("gemma4", f"<|channel>thought\nhm\n{GOOD['gemma4']}", [], ""),  # unfinished
     # markup around an answer is not content
     ("kimi_k3", f"42{K3_END}", [], "42"),
     ("kimi_k3", f"Hm.<|close|>think<|sep|><|open|>response<|sep|>42{K3_END}", [], "42"),
@@ -511,33 +512,6 @@ def test_ids_that_a_model_writes_twice_are_replaced() -> None:
         "functions.add:0",
         "functions.add:1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "thought", "answer"),
-    [
-        (
-            "harmony",
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant",
-            "<|channel|>final<|message|>Yes.",
-        ),
-        ("gemma4", "<|channel>thought\nhm\n<channel|>", "Yes."),
-    ],
-)
-def test_thinking_with_markup_of_its_own_is_not_content(
-    name: str, thought: str, answer: str
-) -> None:
-    parser = load_parser(name)
-    called = parse_text(thought + GOOD[name], parser, TOOLS)
-    assert [(call.name, call.arguments) for call in called.calls] == [("add", ADD)]
-    assert (
-        (called.content, called.thinking) == ("", "hm") == ("", called.message["reasoning_content"])
-    )
-    said = parse_text(thought + answer, parser, TOOLS)
-    assert (said.content, said.thinking, said.calls) == ("Yes.", "hm", ())
-    unended = parse_text(thought[:-4] + GOOD["gemma4"], parser, TOOLS) if name == "gemma4" else None
-    assert unended is None or not unended.calls, "a call inside unfinished thinking does not count"
-    assert "reasoning_content" not in parse_text(answer, parser, TOOLS).message
 
 
 # --- hostile and absurd texts are read in time proportional to their length ---

@@ -4,7 +4,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,30 +20,36 @@ from agentrl_cli.types import Task, ToolResult
 Answer = Callable[[str, Any], Any]
 
 
+class _Handler(BaseHTTPRequestHandler):
+    """Reads a request, which `reply` answers, and writes nothing to stderr."""
+
+    def do_GET(self) -> None:
+        self.reply(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    do_POST = do_GET
+
+    def begin(self, status: int, length: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(length)}.items():
+            self.send_header(key, value)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing: stderr belongs to the tests."""
+
+
 @contextmanager
 def served(answer: Answer) -> Iterator[str]:
     """The address of a server on this machine that answers JSON, without a slash at its end."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(answer(self.path, None))
-
-        def do_POST(self) -> None:
-            self._answer(
-                answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            )
-
-        def _answer(self, found: Any) -> None:
+    class Handler(_Handler):
+        def reply(self, body: bytes) -> None:
+            found = answer(self.path, json.loads(body) if self.command == "POST" else None)
             status, value = found if isinstance(found, tuple) else (200, found)
             data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
+            self.begin(status, len(data), {})
             with suppress(BrokenPipeError):  # a client that waits no longer
                 self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            """Nothing: stderr belongs to the tests."""
 
     with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
         yield url
@@ -83,36 +89,19 @@ class Site:
         self.seen: list[tuple[str, str, bytes]] = []
         site = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.seen.append((self.command, self.path, b""))
-                self.answer()
-
-            def do_POST(self) -> None:
-                site.seen.append(
-                    ("POST", self.path, self.rfile.read(int(self.headers["Content-Length"])))
-                )
-                self.answer()
-
-            def answer(self) -> None:
-                status, headers, body = site.pages.get(self.path, (404, {}, b"missing"))
-                self.send_response(status)
-                for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
-                    self.send_header(key, value)
-                self.send_header(
-                    "Content-Length", str(1 << 20 if self.path == "/endless" else len(body))
-                )
-                self.end_headers()
+        class Handler(_Handler):
+            def reply(self, body: bytes) -> None:
+                site.seen.append((self.command, self.path, body))
+                status, headers, page = site.pages.get(self.path, (404, {}, b"missing"))
+                length = 1 << 20 if self.path == "/endless" else len(page)
+                self.begin(status, length, {"Content-Type": "text/html; charset=utf-8", **headers})
                 try:
-                    self.wfile.write(body)
+                    self.wfile.write(page)
                     while self.path == "/endless":
                         time.sleep(0.02)
                         self.wfile.write(b"x")
                 except OSError:
                     self.close_connection = True  # the client had enough
-
-            def log_message(self, *args: Any) -> None:
-                """Quiet."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.server.server_port
