@@ -17,6 +17,7 @@ from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.text import clip, keep_end, pad, wrap
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
+from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.tui.whatif.view import reward_lines
