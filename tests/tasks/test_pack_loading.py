@@ -123,17 +123,23 @@ def test_a_pack(tmp_path: Path) -> None:
 
 def test_rows_become_tasks(tmp_path: Path) -> None:
     pack = load_pack(write(tmp_path / "words"))
-    a, b, c, d = pack.tasks("train")
-    assert (a.id, a.pack, a.family, a.split) == ("words/a", "words", "one", "train")
-    assert a.prompt == (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Say ant."},
-    )
-    assert b.prompt[0]["role"] == "system" and b.prompt[1]["content"] == "Say bee."
-    assert d.prompt[0]["content"] == "Own."  # its own system message stays
-    assert a.data["answer"] == "ant" and a.data["prompt"] == "Say ant."  # a text
-    assert [tool.name for tool in pack.tools_of(a)] == ["calculator", "shout"]
-    assert [tool.name for tool in pack.tools_of(c)] == ["shout"]
+    shown = {
+        task.id: (
+            [(message["role"], message["content"]) for message in task.prompt],
+            [tool.name for tool in pack.tools_of(task)],
+        )
+        for task in pack.tasks("train")
+    }
+    brief, both = ("system", "Be brief."), ["calculator", "shout"]
+    assert shown == {
+        "words/a": ([brief, ("user", "Say ant.")], both),
+        "words/b": ([brief, ("user", "Say bee.")], both),
+        "words/c": ([brief, ("user", "Say cow.")], ["shout"]),
+        "words/d": ([("system", "Own."), ("user", "D")], both),  # its own system message stays
+    }
+    a, b, *_ = pack.tasks("train")
+    assert (a.pack, a.family, a.split, a.data["answer"]) == ("words", "one", "train", "ant")
+    assert a.data["prompt"] == "Say ant.", "a text"
     assert pack.solution(a) == [{"role": "assistant", "content": "ant"}]
     assert pack.tasks("train", families=["two"]) == [b] and pack.tasks("train", limit=2) == [a, b]
     with pytest.raises(NotFound, match="'tow'"):
@@ -165,6 +171,11 @@ def test_a_pack_in_a_script() -> None:
             Pack.of("mine", [{"prompt": "p"}], rewards)
     with pytest.raises(ConfigError, match="no `solve"):
         pack.solution(pack.tasks("train")[0])
+
+
+def test_the_code_pack_is_as_large_as_promised() -> None:
+    pack = load_pack("code-task")
+    assert len(pack.tasks("train")) >= 400 and len(pack.tasks("test")) >= 150
 
 
 NUMBER = "`weight` must be a number"
@@ -390,12 +401,14 @@ def test_data_is_what_the_generator_makes(name: str) -> None:
     assert pack.description and pack.rewards and (pack.dir / "README.md").is_file()
     built = {split: rows for split, rows in pack.module.build().items() if rows}
     assert {"train", "test"} <= set(built)
+    families = {split: {task.family for task in pack.tasks(split)} for split in built}
+    assert families["train"].isdisjoint(families.get("heldout", ()))
     for split, rows in built.items():
-        assert [task.data["id"] for task in pack.tasks(split)] == [row["id"] for row in rows]
         asked = [
-            row.get("prompt") or row["conversations"][1]["content"] for row in rows
+            (row["id"], row.get("prompt") or row["conversations"][1]["content"]) for row in rows
         ]  # conversations
-        assert [content_text(task.prompt[-1]["content"]) for task in pack.tasks(split)] == asked
+        shown = [(t.data["id"], content_text(t.prompt[-1]["content"])) for t in pack.tasks(split)]
+        assert shown == asked
 
 
 def test_fields_are_declared() -> None:
