@@ -28,6 +28,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
+    def reply(self, body: bytes) -> None:
+        raise NotImplementedError
+
     def begin(self, status: int, length: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(length)}.items():
