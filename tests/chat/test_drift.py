@@ -115,7 +115,7 @@ def encoded(chat: Chat, text: str | tuple[str] | list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize(("chat", "replies", "given", "wanted"), EPISODES.values(), ids=EPISODES)
-def test_what_is_said_of_an_episode_and_of_its_first_delta(
+def test_reports_of_an_episode_and_of_its_first_delta(
     chat: Chat, replies: Replies, given: list[str], wanted: list[tuple[str, int, int, str]]
 ) -> None:
     one = episode(chat, [encoded(chat, text) for text in replies], given)

@@ -400,7 +400,7 @@ READ: list[tuple[str, str, list[Call], str]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "calls", "content"), READ)
-def test_what_is_read(name: str, text: str, calls: list[Call], content: str) -> None:
+def test_calls_are_read(name: str, text: str, calls: list[Call], content: str) -> None:
     parsed = parse_text(text, load_parser(name), [*TOOLS, NESTED])
     assert [(call.name, call.arguments, call.error) for call in parsed.calls] == calls
     assert parsed.content == content

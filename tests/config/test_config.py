@@ -169,7 +169,7 @@ def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
 
 
 TWICE = "train:\n  lr: 1\n  lr: 2\n"
-# A file, assignments, variables of the environment, and a part of what is said.
+# A file, assignments, variables of the environment, and a part of the message.
 PROBLEMS: list[tuple[str, list[str], dict[str, str], str]] = [
     *(
         (text, [], {}, f"FILE:2: unknown key {key}; did you mean {near}?")

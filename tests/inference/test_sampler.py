@@ -186,7 +186,7 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-async def test_what_is_sampled_and_its_log_probabilities_are_those_of_the_definitions() -> None:
+async def test_tokens_and_their_log_probabilities_are_those_of_the_definitions() -> None:
     """Of rows that are sampled together, each in its own way."""
     model, asked = tiny(), [Sampling(**how, seed=5, max_new_tokens=12) for how in HOW]
     policy = policy_of(model, rows=len(HOW))

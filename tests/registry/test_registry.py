@@ -167,7 +167,7 @@ def test_code_that_fails_is_named_with_its_line_and_with_what_helps(
     assert hint in caught.value.hint
     assert "agentrl_files" not in caught.value.message + caught.value.hint
     folder_of(inner, tool="import db\n", db="y = 1\n")
-    assert load_file(inner / "tool.py").db.y == 1, "mended, it loads"
+    assert load_file(inner / "tool.py").db.y == 1, "fixed, it loads"
 
 
 def test_names_that_differ_in_a_dot_alone_are_two_files(tmp_path: Path) -> None:

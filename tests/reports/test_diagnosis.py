@@ -214,7 +214,7 @@ FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
         ["a call that cannot be parsed", "set model.chat.parser"],
         [],
     ),
-    "calls that are read but do not fit are no matter of the parser": (
+    "calls that are read but do not fit do not concern the parser": (
         case(steps([0.0]), MISFITS),
         ["malformed"],
         ["a call that does not fit its tool"],
