@@ -1,10 +1,11 @@
 """The gateway over HTTP: dialects, errors, streams, who is let in, what is refused and at what cost, who goes away."""
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,11 @@ import httpx2
 import pytest
 
 from agentrl_cli import Chat, ScriptedPolicy
-from agentrl_cli.agents.gateway.app import OneModel
 from agentrl_cli.agents.gateway.http import MAX_BODY, ROOM, body_limit
-from agentrl_cli.agents.gateway.sampling import Limits
-from agentrl_cli.agents.gateway.session import Session
-from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.agents.runners.remote import Board
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overlaps
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.types import Sampling
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
 from tests.helpers.chat import CHAT, schema
@@ -152,41 +148,50 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
 async def test_a_reward_must_be_a_number() -> None:
     world = world_of()
     await post(world, "/e/a/v1/chat/completions", BODIES["chat/completions"])
-    for wrong in ("1", True, [1]):
-        response = await post(world, "/e/a/end", {"reward": wrong})
-        assert response.status_code == 400 and "finite number" in response.text
-    assert (
-        await post(world, "/e/a/end", b'{"reward": NaN}')
-    ).status_code == 400 and world.traces == {}
+    for wrong in (b'{"reward": NaN}', *({"reward": value} for value in ("1", True, [1]))):
+        response = await post(world, "/e/a/end", wrong)
+        assert response.status_code == 400 and world.traces == {}
     done = await post(world, "/e/a/end", {"reward": 0.5})
     assert done.json() == {"turns": 2, "calls": 1, "forks": 0} and world.rewards == {"a": 0.5}
     assert (await post(world, "/e/nope/end", {})).status_code == 404
 
 
-async def test_tool_choice_stop_and_parallel_calls() -> None:
-    two = call("add", a=1) + "\n" + call("add", a=2)
-    body = {"messages": HI, "tools": [ADD]}
-    path = "/e/{}/v1/chat/completions"
+@pytest.mark.parametrize(
+    ("more", "calls", "finish"),
+    [
+        ({}, 2, "tool_calls"),
+        ({"parallel_tool_calls": False}, 1, "tool_calls"),
+        ({"tool_choice": "none"}, 0, "stop"),
+    ],
+)
+async def test_tool_choice_stop_and_parallel_calls(
+    more: dict[str, Any], calls: int, finish: str
+) -> None:
+    body = {"messages": HI, "tools": [ADD], **more}
+    world = world_of([call("add", a=1) + "\n" + call("add", a=2)])
+    (choice,) = (await post(world, "/v1/chat/completions", body)).json()["choices"]
+    assert len(choice["message"].get("tool_calls", ())) == calls
+    assert choice["finish_reason"] == finish
 
-    async def ask(reply: str, key: str, **more: Any) -> tuple[Any, World]:
-        world = world_of([reply])
-        response = await post(world, path.format(key), {**body, **more})
-        return response.json()["choices"][0], world
 
-    choice, _ = await ask(two, "a")
-    assert len(choice["message"]["tool_calls"]) == 2 and choice["finish_reason"] == "tool_calls"
-    choice, _ = await ask(two, "b", parallel_tool_calls=False)
-    assert len(choice["message"]["tool_calls"]) == 1
-    choice, _ = await ask(two, "c", tool_choice="none")
-    assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-    named = {"type": "function", "function": {"name": "add"}}
-    choice, world = await ask(
-        '": 1}}\n</tool_call>'.replace('": 1', '"a": 1').lstrip('"'), "d", tool_choice=named
-    )
-    assert choice["message"]["tool_calls"][0]["function"]["name"] == "add"
-    trace = await world.end("d")
+@pytest.mark.parametrize(
+    "forced",
+    [
+        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        {"functions": [ADD["function"]], "function_call": {"name": "add"}},
+    ],
+)
+async def test_a_call_that_is_forced_is_trained_but_for_its_beginning(
+    forced: dict[str, Any],
+) -> None:
+    world = world_of(['{"a": 1}}\n</tool_call>'])
+    found = await post(world, "/e/a/v1/chat/completions", {"messages": HI, **forced})
+    said = found.json()["choices"][0]["message"]
+    made = said.get("function_call") or said["tool_calls"][0]["function"]
+    assert made == {"name": "add", "arguments": '{"a": 1}'}
+    trace = await world.end("a")
     last = trace.tokens.slice(trace.turns[-1].start, trace.turns[-1].end)
-    assert 0 < int(last.trained_mask.sum()) < len(last)  # the forced prefix is not trained
+    assert 0 < int(last.trained_mask.sum()) < len(last)
 
 
 async def test_token_ids_and_log_probabilities() -> None:
@@ -196,84 +201,73 @@ async def test_token_ids_and_log_probabilities() -> None:
     choice = found["choices"][0]
     assert CHAT.decode(found["prompt_token_ids"]).endswith("<|im_start|>assistant\n")
     assert CHAT.decode(choice["token_ids"]) == "Hi!<|im_end|>"
-    assert [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]][:2] == [
-        ("H", -0.5),
-        ("i", -0.5),
-    ]
-    text = (await post(world, "/v1/chat/completions", {**body, "stream": True})).text
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert "prompt_token_ids" in chunks[0] and all(
-        "prompt_token_ids" not in chunk for chunk in chunks[1:]
-    )
+    said = [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]]
+    assert said[:2] == [("H", -0.5), ("i", -0.5)]
+    chunks = data_of(await post(world, "/v1/chat/completions", {**body, "stream": True}))
+    assert ["prompt_token_ids" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
 
 
-async def test_streams_have_their_dialects_order() -> None:
-    reply = "<think>Hm.</think>Wait.\n" + call("add", a=1)
-    wanted = {
-        "messages": (
+def data_of(response: httpx2.Response) -> list[Any]:
+    """What a stream of server-sent events holds."""
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line[6:]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        (
+            "messages",
             "message_start content_block_start content_block_delta content_block_delta content_block_stop"
             " content_block_start content_block_delta content_block_stop"
-            " content_block_start content_block_delta content_block_stop message_delta message_stop"
+            " content_block_start content_block_delta content_block_stop message_delta message_stop",
         ),
-        "responses": (
+        (
+            "responses",
             "response.created response.in_progress"
             " response.output_item.added response.reasoning_text.delta response.reasoning_text.done"
             " response.output_item.done"
             " response.output_item.added response.content_part.added response.output_text.delta"
             " response.output_text.done response.content_part.done response.output_item.done"
             " response.output_item.added response.function_call_arguments.delta"
-            " response.function_call_arguments.done response.output_item.done response.completed"
+            " response.function_call_arguments.done response.output_item.done response.completed",
         ),
-    }
-    for path, kinds in wanted.items():
-        tool = {"name": "add", "parameters": ADD["function"]["parameters"]}
-        tool |= {"input_schema": tool["parameters"]} if path == "messages" else {"type": "function"}
-        body = {**BODIES[path], "tools": [tool], "stream": True}
-        text = (await post(world_of([reply]), f"/v1/{path}", body)).text
-        assert [
-            line[7:] for line in text.splitlines() if line.startswith("event: ")
-        ] == kinds.split()
-
-
-async def streamed(world: World, path: str, seen: asyncio.Event) -> str:
-    """The text of a stream; `seen` is set with its first comment."""
-    body = json.dumps({**BODIES[path], "stream": True}).encode()
-    parts: list[str] = []
-    inbox = asyncio.Queue[Any]()
-    inbox.put_nowait({"type": "http.request", "body": body})
-
-    async def send(message: Any) -> None:
-        parts.append(message.get("body", b"").decode())
-        if parts[-1].startswith(":"):
-            seen.set()
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"/v1/{path}",
-        "query_string": b"",
-        "headers": [],
-    }
-    await world.gateway.app({**scope, "raw_path": b"", "root_path": ""}, inbox.get, send)
-    return "".join(parts)
+    ],
+)
+async def test_streams_have_their_dialects_order(path: str, kinds: str) -> None:
+    tool = {"name": "add", "parameters": ADD["function"]["parameters"]}
+    tool |= {"input_schema": tool["parameters"]} if path == "messages" else {"type": "function"}
+    world = world_of(["<think>Hm.</think>Wait.\n" + call("add", a=1)])
+    text = (
+        await post(world, f"/v1/{path}", {**BODIES[path], "tools": [tool], "stream": True})
+    ).text
+    found = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    assert found == kinds.split()
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_slow_stream_is_kept_alive_and_a_late_error_is_an_event(path: str) -> None:
-    for fails, wanted in ((False, "Number 1."), (True, "could not generate")):
-        policy = Held(fails=fails)
-        world = world_of(policy=policy, keep_alive=0.01)
-        text = await streamed(world, path, policy.open)
-        assert text.startswith(": keep-alive\n\n") and wanted in text
+@pytest.mark.parametrize(("fails", "wanted"), [(False, "Number 1."), (True, "could not generate")])
+async def test_a_slow_stream_is_kept_alive_and_a_late_error_is_an_event(
+    path: str, fails: bool, wanted: str
+) -> None:
+    policy = Held(fails=fails)
+    world = world_of(policy=policy, keep_alive=0.01)
+
+    def go_on(part: str) -> None:
+        if part.startswith(":"):
+            policy.open.set()
+
+    body = json.dumps({**BODIES[path], "stream": True}).encode()
+    _, text, _ = await send(world.gateway.app, f"/v1/{path}", [body], each=go_on)
+    assert text.startswith(": keep-alive\n\n") and wanted in text
     whole = await post(world, f"/v1/{path}", BODIES[path])
-    assert whole.status_code == 500 and "could not generate" in error_of(whole, path)
+    assert whole.status_code == (500 if fails else 200)
+    assert not fails or wanted in error_of(whole, path)
 
 
 async def test_a_token_or_an_opened_key_lets_in() -> None:
-    world = world_of(lambda key, ids: "x", token="secret")
-    body = BODIES["chat/completions"]
-    policy = world.policy
-    world.gateway.sessions.open(Session("unguessable", CHAT, policy, Sampling(), Limits(1000, 100)))
+    world, path = world_of(lambda key, ids: "x", token="secret"), "chat/completions"
+    world.gateway.sessions.open(session_of(world.policy, "unguessable"))
     cases: list[tuple[str, dict[str, str], int]] = [
         ("/v1", {}, 401),
         ("/e/other/v1", {"Authorization": "Bearer wrong"}, 401),
@@ -283,7 +277,7 @@ async def test_a_token_or_an_opened_key_lets_in() -> None:
         ("/v1", {"Authorization": "Bearer unguessable"}, 200),
     ]
     for base, headers, status in cases:
-        response = await post(world, f"{base}/chat/completions", body, headers=headers)
+        response = await post(world, f"{base}/{path}", BODIES[path], headers=headers)
         assert response.status_code == status, (base, headers)
     assert world.gateway.sessions.find("unguessable").calls == 2
     assert (await request(world, "GET", "/v1/models")).status_code == 401
@@ -292,38 +286,19 @@ async def test_a_token_or_an_opened_key_lets_in() -> None:
 
 
 async def test_an_episode_is_named_by_key_header_or_body() -> None:
-    world = world_of(lambda key, ids: "x")
-    body = BODIES["chat/completions"]
-    for more, headers in (
-        ({}, {"Authorization": "Bearer ep-1"}),
-        ({}, {"X-Session-ID": "s-1"}),
-        ({"session_id": "s-2"}, {}),
-        ({"metadata": {"session_id": "s-3"}}, {}),
-        ({"user": "u"}, {}),
-    ):
+    world, body = world_of(lambda key, ids: "x"), BODIES["chat/completions"]
+    named: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+        "ep-1": ({}, {"Authorization": "Bearer ep-1"}),
+        "s-1": ({}, {"X-Session-ID": "s-1"}),
+        "s-2": ({"session_id": "s-2"}, {}),
+        "s-3": ({"metadata": {"session_id": "s-3"}}, {}),
+        "u": ({"user": "u"}, {}),
+        "trace-": ({}, {}),  # no key: a session for its first messages
+    }
+    for more, headers in named.values():
         await post(world, "/v1/chat/completions", {**body, **more}, headers=headers)
-    keys = set(world.gateway.sessions._open)
-    assert keys == {"ep-1", "s-1", "s-2", "s-3", "u"}
-    await post(world, "/v1/chat/completions", body)  # no key: a session for its first messages
-    (trace,) = set(world.gateway.sessions._open) - keys
-    assert trace.startswith("trace-")
-
-
-async def test_a_training_opens_its_keys_itself() -> None:
-    policy = ScriptedPolicy(lambda key, ids: "x", CHAT.tokenizer)
-    world = world_of()
-    world.gateway.sessions = Sessions()
-    for path in ("/v1", "/e/unknown/v1"):
-        response = await post(world, f"{path}/chat/completions", BODIES["chat/completions"])
-        assert response.status_code == 404
-    session = Session(
-        "k", CHAT, policy, Sampling(temperature=1.0), Limits(1000, 100, client_sampling=False)
-    )
-    world.gateway.sessions.open(session)
-    world.gateway.models = OneModel(policy, MODEL)
-    assert (
-        await post(world, "/e/k/v1/chat/completions", {"messages": HI, "temperature": 0})
-    ).status_code == 200
+    found = list(world.gateway.sessions._open)
+    assert [*found[:-1], found[-1][:6]] == list(named)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -347,52 +322,40 @@ async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
 
 async def test_a_request_of_claude_code_is_read() -> None:
     world = world_of(["<think>Look.</think>" + call("add", a=1), "Done."])
-    tools = [
-        {
-            "name": "add",
-            "input_schema": ADD["function"]["parameters"],
-            "cache_control": {"type": "ephemeral"},
-        }
-    ]
-    marked = {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}
+    marked = {"cache_control": {"type": "ephemeral"}}
     body: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 500,
         "stream": True,
-        "system": [{"type": "text", "text": "x-header: 1"}, marked],
+        "system": [text("x-header: 1"), {**text("You are an agent."), **marked}],
         "thinking": {"type": "enabled", "budget_tokens": 200},
         "metadata": {"user_id": "user_1_session_2"},
-        "tools": tools,
+        "tools": [{"name": "add", "input_schema": ADD["function"]["parameters"], **marked}],
         "messages": [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "Note."}, {"type": "text", "text": "Go."}],
-            },
+            {"role": "user", "content": [text("Note."), text("Go.")]},
             {"role": "system", "content": "Be careful."},
             {"role": "user", "content": "Now."},
         ],
     }
-    text = (await post(world, "/v1/messages?beta=true", body)).text
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    use = next(
-        e["content_block"] for e in events if e.get("content_block", {}).get("type") == "tool_use"
-    )
+    events = data_of(await post(world, "/v1/messages?beta=true", body))
+    blocks = [event["content_block"] for event in events if "content_block" in event]
+    use = next(block for block in blocks if block["type"] == "tool_use")
     thinking = {"type": "thinking", "thinking": "Look.", "signature": "agentrl"}
-    result = {
-        "type": "tool_result",
-        "tool_use_id": use["id"],
-        "content": [{"type": "text", "text": "3"}],
-    }
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": [text("3")]}
     body["messages"] += [
         {"role": "assistant", "content": [thinking, {**use, "input": {"a": 1}}]},
-        {"role": "user", "content": [result, {"type": "text", "text": "Reminder."}]},
+        {"role": "user", "content": [result, text("Reminder.")]},
     ]
-    text = (await post(world, "/v1/messages?beta=true", body)).text
-    assert "Done." in text and '"stop_reason": "end_turn"' in text
+    last = (await post(world, "/v1/messages?beta=true", body)).text
+    assert "Done." in last and '"stop_reason": "end_turn"' in last
     trace = await world.end("user_1_session_2")
-    roles = [turn.role for turn in trace.turns]
-    assert roles == ["system", "user", "system", "user", "assistant", "tool", "user", "assistant"]
-    assert trace.forks == 0 and events[0]["message"]["usage"]["input_tokens"] > 0
+    roles = "system user system user assistant tool user assistant"
+    assert " ".join(turn.role for turn in trace.turns) == roles and trace.forks == 0
+    assert events[0]["message"]["usage"]["input_tokens"] > 0
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
 
 
 @pytest.mark.parametrize("base", ["/v1", "/e/a/v1"])
@@ -403,24 +366,17 @@ async def test_a_route_or_a_method_that_is_not_served_is_named_in_json(base: str
         assert response.status_code == 405 and response.headers["allow"] == "POST"
         assert error_of(response, path) == f"GET is not served at {base}/{path}; POST is."
     unserved = "embeddings images/generations audio/speech files batches moderations".split()
-    for method, path in [
-        *(("POST", path) for path in unserved),
-        ("GET", "files"),
-        ("GET", "responses/resp_1"),
-    ]:
+    gets = [("GET", "files"), ("GET", "responses/resp_1")]
+    for method, path in [*(("POST", path) for path in unserved), *gets]:
         response = await request(world, method, f"{base}/{path}")
-        assert response.status_code == 404 and f"{method} {base}/{path} is not served" in error_of(
-            response, ""
-        )
+        assert f"{method} {base}/{path} is not served" in error_of(response, "")
+        assert response.status_code == 404 and response.headers["x-should-retry"] == "false"
         assert response.json()["error"]["type"] == "not_found_error"
-        assert response.headers["x-should-retry"] == "false"
-    assert (
-        "chat/completions, completions, responses, messages, models"
-        in (await request(world, "GET", "/")).text
-    )
-    assert (
-        "previous_response_id" in (await request(world, "DELETE", f"{base}/responses/resp_1")).text
-    )
+    for method, path, said in (
+        ("GET", "/", "chat/completions, completions, responses, messages, models"),
+        ("DELETE", f"{base}/responses/resp_1", "previous_response_id"),
+    ):
+        assert said in (await request(world, method, path)).text
     unknown = {"input": "Hi.", "previous_response_id": "resp_nope"}
     response = await post(world, f"{base}/responses", unknown)
     assert response.status_code == 404 and "'resp_nope'" in response.text, "as it was sent"
@@ -446,95 +402,68 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, val
 
 
 async def test_functions_are_served_at_both_ends() -> None:
-    world = world_of(
-        [f"Let me see.\n{call('add', a=1)}\n{call('add', a=2)}", "Three.", call("add", a=1)]
-    )
+    two = f"Let me see.\n{call('add', a=1)}\n{call('add', a=2)}"
+    world = world_of([two, "Three.", call("add", a=1)])
     body: dict[str, Any] = {"messages": HI, "functions": [ADD["function"]], "function_call": "auto"}
-    path = "/e/a/v1/chat/completions"
-    choice = (await post(world, path, body)).json()["choices"][0]
+    made, path = {"name": "add", "arguments": '{"a": 1}'}, "/v1/chat/completions"
+    choice = (await post(world, f"/e/a{path}", body)).json()["choices"][0]
     said = choice["message"]
-    assert choice["finish_reason"] == "function_call" and "tool_calls" not in said
-    assert said["function_call"] == {"name": "add", "arguments": '{"a": 1}'}
-    body["messages"] = [*HI, said, {"role": "function", "name": "add", "content": "3"}]
-    choice = (await post(world, path, body)).json()["choices"][0]
+    assert (choice["finish_reason"], said["function_call"]) == ("function_call", made)
+    assert "tool_calls" not in said
+    result = {"role": "function", "name": "add", "content": "3"}
+    again = await post(world, f"/e/a{path}", {**body, "messages": [*HI, said, result]})
+    choice = again.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Three.", "stop")
-    streamed = (
-        await post(world, "/e/b/v1/chat/completions", {**body, "messages": HI, "stream": True})
-    ).text
-    chunks = [
-        json.loads(line[6:])["choices"][0]
-        for line in streamed.splitlines()
-        if line.startswith("data: {")
-    ]
-    assert [chunk["delta"] for chunk in chunks if "function_call" in chunk["delta"]] == [
-        {"function_call": {"name": "add", "arguments": '{"a": 1}'}}
-    ]
-    assert chunks[-1]["finish_reason"] == "function_call"
+    streamed = data_of(await post(world, f"/e/b{path}", {**body, "stream": True}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in streamed]
+    assert [one for one in deltas if "function_call" in one] == [{"function_call": made}]
+    assert streamed[-1]["choices"][0]["finish_reason"] == "function_call"
     trace = await world.end("a")
-    assert trace.forks == 0 and [turn.role for turn in trace.turns] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    assert [turn.role for turn in trace.turns] == ["user", "assistant", "tool", "assistant"]
+    assert trace.forks == 0
 
 
-async def test_a_function_can_be_forced_and_forbidden() -> None:
-    world = world_of(lambda key, ids: "No call." if key == "b" else '"a": 1}}\n</tool_call>')
-    body = {"messages": HI, "functions": [ADD["function"]]}
-    forced = await post(
-        world, "/e/a/v1/chat/completions", {**body, "function_call": {"name": "add"}}
-    )
-    assert forced.json()["choices"][0]["message"]["function_call"]["name"] == "add"
-    trace = await world.end("a")
-    last = trace.tokens.slice(trace.turns[-1].start, trace.turns[-1].end)
-    assert 0 < int(last.trained_mask.sum()) < len(last), "the name was forced, and is never trained"
-    none = await post(world, "/e/b/v1/chat/completions", {**body, "function_call": "none"})
+async def test_a_function_can_be_forbidden() -> None:
+    world, body = world_of(["No call."]), {"messages": HI, "functions": [ADD["function"]]}
+    none = await post(world, "/v1/chat/completions", {**body, "function_call": "none"})
     assert none.json()["choices"][0]["message"]["content"] == "No call."
-    for more, text in (
+    for more, said in (
         ({"function_call": {"name": "sub"}}, "function_call names 'sub'"),
         ({"tools": [{"type": "function", "function": ADD["function"]}]}, "tools or functions"),
         ({"functions": "add"}, "functions must be a list"),
     ):
-        response = await post(world, "/e/c/v1/chat/completions", {**body, **more})
-        assert response.status_code == 400 and text in response.text
+        response = await post(world, "/v1/chat/completions", {**body, **more})
+        assert response.status_code == 400 and said in response.text
 
 
 @pytest.mark.parametrize(("aliases", "wrong"), [(("gpt-4.1-mini", "claude"), 404), (("*",), 200)])
 async def test_a_server_answers_to_the_names_that_agents_have_built_in(
     tmp_path: Path, model: Path, aliases: tuple[str, ...], wrong: int
 ) -> None:
-    body = {"messages": HI, "max_tokens": 4}
-    async with open_server(
-        settings(model), base=tmp_path, db=tmp_path / "a.db", aliases=aliases
-    ) as server:
-        listed = [
-            card["id"]
-            for card in (await ask_server(server, "/v1/models", None, "GET")).json()["data"]
-        ]
+    body, db = {"messages": HI, "max_tokens": 4}, tmp_path / "a.db"
+    async with open_server(settings(model), base=tmp_path, db=db, aliases=aliases) as server:
+        cards = (await ask_server(server, "/v1/models", None, "GET")).json()["data"]
+        listed = [card["id"] for card in cards]
         assert listed == [str(model), *(alias for alias in aliases if alias != "*")]
         for name, status in ((str(model), 200), ("gpt-4.1-mini", 200), ("other", wrong)):
             response = await ask_server(server, "/v1/chat/completions", {**body, "model": name})
             assert response.status_code == status, response.text
             assert status != 200 or response.json()["model"] == name
-            assert (
-                await ask_server(server, f"/v1/models/{name}", None, "GET")
-            ).status_code == status
+            shown = await ask_server(server, f"/v1/models/{name}", None, "GET")
+            assert shown.status_code == status
         refused = await ask_server(server, f"/v1/models/{listed[-1]}", None, "DELETE")
         assert refused.status_code == 400 and "the model itself" in refused.text
-        assert MODEL not in listed
 
 
 CONTEXT = 500
 
 
 class Counting(ByteTokenizer):
-    """Counts the characters that are tokenized, and in which threads. `at` is called before each text."""
+    """Counts the characters that are tokenized. `at` is called before each text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.characters = 0
-        self.threads: set[int] = set()
         self.at: Any = lambda: None
 
     def encode_offsets(
@@ -542,25 +471,27 @@ class Counting(ByteTokenizer):
     ) -> tuple[list[int], Offsets]:
         self.at()
         self.characters += len(text)
-        self.threads.add(threading.get_ident())
         return super().encode_offsets(text, plain)
 
 
 def counted(reply: str = "Hello.") -> tuple[World, Counting]:
     tokenizer = Counting()
-    chat = Chat(tokenizer)
     policy = ScriptedPolicy(lambda key, ids: reply, tokenizer, context_length=CONTEXT)
-    world = world_of(policy=policy, chat=chat)
+    world = world_of(policy=policy, chat=Chat(tokenizer))
     tokenizer.characters = 0
-    tokenizer.threads.clear()
     return world, tokenizer
 
 
 async def send(
-    app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = False
-) -> tuple[int, Any, int]:
+    app: Any,
+    path: str,
+    parts: Sequence[bytes],
+    *,
+    breaks: bool = False,
+    each: Callable[[str], None] = lambda part: None,
+) -> tuple[int, str, int]:
     """Status and body of the answer, and how many parts of the request's body were read; with `breaks` the client
-    goes away after them."""
+    goes away after them. `each` is given every part of the answer as it comes."""
     read = 0
 
     async def receive() -> Any:
@@ -580,6 +511,7 @@ async def send(
 
     async def take(message: Any) -> None:
         sent.append(message)
+        each(message.get("body", b"").decode())
 
     scope = {
         "type": "http",
@@ -590,15 +522,12 @@ async def send(
     }
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     await app({**scope, "query_string": b"", "headers": headers, "scheme": "http"}, receive, take)
-    return (
-        sent[0]["status"],
-        json.loads(b"".join(m.get("body", b"") for m in sent[1:]) or b"null"),
-        read,
-    )
+    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent).decode(), read
 
 
 async def ask(world: World, path: str, body: Any) -> tuple[int, Any]:
-    return (await send(world.gateway.app, path, [json.dumps(body).encode()]))[:2]
+    status, text, _ = await send(world.gateway.app, path, [json.dumps(body).encode()])
+    return status, json.loads(text)
 
 
 LONG: dict[str, Any] = {
@@ -625,15 +554,12 @@ async def test_what_a_long_request_costs_does_not_grow_with_it(path: str) -> Non
 
 async def test_many_messages_and_long_tools_are_refused_before_they_are_rendered() -> None:
     hi = {"role": "user", "content": "a"}
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "description": "d " * 50_000, "parameters": {}},
-    }
+    long = {"name": "f", "description": "d " * 50_000, "parameters": {}}
     turns = [{"role": role, "content": "b"} for role in ("user", "system")]
     for body, words in (
         ({"messages": [hi] * (CONTEXT + 1)}, "maximum context length"),
         ({"messages": turns * 40}, "the role changes"),
-        ({"messages": [hi], "tools": [tool]}, "maximum context length"),
+        ({"messages": [hi], "functions": [long]}, "maximum context length"),
     ):
         world, tokenizer = counted()
         status, answer = await ask(world, "/e/a/v1/chat/completions", body)
@@ -658,10 +584,8 @@ async def test_requests_are_read_beside_the_event_loop() -> None:
         loop.call_soon_threadsafe(reading.set)
         healthy.wait()
 
-    tokenizer.at = hold
-    asked = asyncio.create_task(
-        ask(world, "/e/a/v1/chat/completions", LONG["chat/completions"]("Hi."))
-    )
+    tokenizer.at, body = hold, LONG["chat/completions"]("Hi.")
+    asked = asyncio.create_task(ask(world, "/e/a/v1/chat/completions", body))
     held = asyncio.create_task(reading.wait())
     await asyncio.wait({asked, held}, return_when=asyncio.FIRST_COMPLETED)
     assert held.done() and (await request(world, "GET", "/health")).is_success
@@ -671,53 +595,40 @@ async def test_requests_are_read_beside_the_event_loop() -> None:
 
 
 async def test_answers_are_numbered_in_the_order_in_which_they_were_asked_for() -> None:
-    seeds: dict[str, int] = {}
-
     class Seeds(ScriptedPolicy):
         async def generate(self, key: str, ids: Any, sampling: Any, **more: Any) -> Any:
             seeds[CHAT.decode(ids)[-40:]] = sampling.seed
             return await super().generate(key, ids, sampling, **more)
 
-    def bodies() -> list[Any]:
-        texts = ["a " * 5000, "b", "c " * 3000, "d"]
-        return [LONG["chat/completions"](text) for text in texts]
-
-    async def play() -> dict[str, int]:
-        seeds.clear()
+    bodies = [LONG["chat/completions"](said) for said in ("a " * 5000, "b", "c " * 3000, "d")]
+    found = []
+    for _ in range(4):
+        seeds: dict[str, int] = {}
         world = world_of(policy=Seeds(lambda key, ids: "x", CHAT.tokenizer))
-        await asyncio.gather(*(ask(world, "/e/a/v1/chat/completions", body) for body in bodies()))
-        return dict(seeds)
-
-    one = await play()
-    assert len(one) == 4 and [await play() for _ in range(3)] == [one] * 3
+        await asyncio.gather(*(ask(world, "/e/a/v1/chat/completions", body) for body in bodies))
+        found.append(seeds)
+    assert len(found[0]) == 4 and found == [found[0]] * 4
 
 
 async def test_no_body_is_read_beyond_its_limit() -> None:
     world, _ = counted()
-    session = session_of(["x"], "b")
+    app, session, part = world.gateway.app, session_of(["x"], "b"), b" " * 2**16
     world.gateway.sessions.open(session)
-    part = b" " * 2**16
-    parts = [part] * 1000
-    board = Board(world.gateway.app)
     most = body_limit(CONTEXT * world.gateway.chat.tokenizer.longest)
-    for app, path, limit in (
-        (world.gateway.app, "/e/a/end", ROOM),
-        (board.app, "/tasks/claim", ROOM),
-        (world.gateway.app, "/v1/chat/completions", most),
-        (world.gateway.app, "/v1/messages/count_tokens", most),
-        (
-            world.gateway.app,
-            "/e/b/v1/chat/completions",
-            body_limit(32_000 * CHAT.tokenizer.longest),
-        ),
+    for place, path, limit in (
+        (app, "/e/a/end", ROOM),
+        (Board(app).app, "/tasks/claim", ROOM),
+        (app, "/v1/chat/completions", most),
+        (app, "/v1/messages/count_tokens", most),
+        (app, "/e/b/v1/chat/completions", body_limit(32_000 * CHAT.tokenizer.longest)),
     ):
-        status, answer, read = await send(app, path, parts)
-        assert status == 413 and str(limit) in answer["error"]["message"], (path, answer)
+        status, answer, read = await send(place, path, [part] * 1000)
+        assert status == 413 and str(limit) in answer, (path, answer)
         assert read == MAX_BODY // len(part) + 1, path
-        status, answer, _ = await send(app, path, parts[: limit // len(part) + 1])
+        status, answer, _ = await send(place, path, [part] * (limit // len(part) + 1))
         assert status == 413, (path, answer)
-    assert session.refused is not None
-    assert (session.refused.calls, session.refused.code) == (0, "context_length_exceeded")
+    refused: Any = session.refused
+    assert (refused.calls, refused.code) == (0, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -727,32 +638,24 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_failure(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = world_of()
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.WARNING):
         status, _, _ = await send(world.gateway.app, path, [b'{"messages": [{"role"'], breaks=True)
-    assert status == 499 and not [
-        record for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    assert len(world.gateway.sessions) == 0
+    assert (status, caplog.records, len(world.gateway.sessions)) == (499, [], 0)
 
 
 def test_a_long_text_is_tokenized_like_a_short_one() -> None:
     tokenizer = Tokenizer.load(bundled_model())
     line = "<|im_start|>user\nWhat is 17 * 3? <tool_call> é 漢\n"
     once, offsets = tokenizer.encode_offsets(line)
-    times = 2**15 // len(line)
-    ids, found = tokenizer.encode_offsets(line * times)
-    assert ids == once * times
-    assert found == [
-        (start + n * len(line), end + n * len(line)) for n in range(times) for start, end in offsets
-    ]
-    assert tokenizer.longest >= max(
-        len(tokenizer.token_text(id_)) for id_ in range(tokenizer.vocab_size)
-    )
+    places = range(0, 2**15 - len(line), len(line))
+    ids, found = tokenizer.encode_offsets(line * len(places))
+    assert ids == once * len(places)
+    assert found == [(start + at, end + at) for at in places for start, end in offsets]
+    texts = map(tokenizer.token_text, range(tokenizer.vocab_size))
+    assert tokenizer.longest >= max(map(len, texts))
 
 
-def test_overlaps() -> None:
+@pytest.mark.parametrize(("start", "end"), [*itertools.combinations(range(13), 2)])
+def test_overlaps(start: int, end: int) -> None:
     ranges = [(2, 4), (6, 6), (8, 10)]
-    for start in range(12):
-        for end in range(start + 1, 13):
-            want = any(a < end and start < b for a, b in ranges)
-            assert overlaps((start, end), ranges) is want, (start, end)
+    assert overlaps((start, end), ranges) is any(a < end and start < b for a, b in ranges)

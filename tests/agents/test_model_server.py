@@ -166,7 +166,6 @@ async def test_adapters_of_folders_and_runs_are_loaded_used_in_turn_and_unloaded
 
 async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     order: list[str] = []
-
     policy = ScriptedPolicy([], ByteTokenizer())
     engine = SharedEngine(policy, lambda model: order.append(f"use {model.name}"))
     a, b = (ServedModel(name, name, name, engine) for name in "ab")
@@ -177,16 +176,7 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
             await asyncio.sleep(seconds)
 
     await asyncio.gather(*(turn(model, 0.01) for model in (a, a, b, a, b)))
-    assert order == ["use a", "a", "a", "a", "use b", "b", "b"] or order == [
-        "use a",
-        "a",
-        "a",
-        "use b",
-        "b",
-        "b",
-        "use a",
-        "a",
-    ]
+    assert " ".join(order) in ("use a a a a use b b b", "use a a a use b b b use a a")
     waiting = asyncio.create_task(turn(a, 0))
     leaving = asyncio.create_task(turn(b, 0.02))
     await asyncio.sleep(0)
@@ -196,13 +186,12 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
 
 
 async def test_an_adapter_that_two_clients_add_at_once_leaves_no_other_behind() -> None:
-    loaded = (f"adapter{n}" for n in range(9))
     on: set[str] = set()
 
     async def load(spec: str) -> tuple[str, str]:
         await asyncio.sleep(0)
-        on.add(name := next(loaded))
-        return name, spec
+        on.add(spec)
+        return spec, spec
 
     async def unload(name: str) -> None:
         on.remove(name)
@@ -225,8 +214,8 @@ async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) ->
         run = store.runs.get(server.run)
         assert (run.kind, run.status, run.model) == ("serve", "finished", str(model))
         rows = {row.task_id: row for row in store.episodes.rows(store.episodes.ids())}
-        assert rows["k"].outcome is Outcome.SOLVED and rows["k"].reward == 1.0
-        assert rows["open"].outcome is Outcome.UNGRADED and rows["open"].reward is None
+        ends = {key: (row.outcome, row.reward) for key, row in rows.items()}
+        assert ends == {"k": (Outcome.SOLVED, 1.0), "open": (Outcome.UNGRADED, None)}
         episode = store.episodes.get(rows["k"].id)
         assert [turn.role for turn in episode.turns] == ["user", "assistant", "user", "assistant"]
         assert episode.weights_version == str(model) and rows["k"].kind == "serve"
@@ -262,21 +251,18 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
     finally:
         server.process.kill()
         server.end()
+    assert (status(db).running, status(db).interrupted) == (0, 1)
     with Store.open(db, readonly=True) as store:
-        found = {
-            row.task_id: store.episodes.get(row.id)
-            for row in store.episodes.rows(store.episodes.ids())
-        }
-    assert {key: len(episode.turns) for key, episode in found.items()} == {"open": 2, "over": 2}
-    assert (found["over"].outcome, found["over"].reward) == (Outcome.SOLVED, 1.0)
-    assert found["open"].outcome is None and (status(db).running, status(db).interrupted) == (0, 1)
+        rows = {row.task_id: row for row in store.episodes.rows(store.episodes.ids())}
+    found = {key: (row.outcome, row.reward, row.n_turns) for key, row in rows.items()}
+    assert found == {"open": (None, None, 2), "over": (Outcome.SOLVED, 1.0, 2)}
     server, _ = recording(tmp_path)
     os.kill(server.process.pid, signal.SIGINT)
     code, output = server.end()
     assert code == 0 and "Traceback" not in output, output
     assert (status(db).running, status(db).interrupted, status(db).rows["live"]) == (0, 0, 0)
     with Store.open(db, readonly=True) as store:
-        assert store.episodes.get(found["open"].id).outcome is Outcome.CANCELLED
+        assert store.episodes.get(rows["open"].id).outcome is Outcome.CANCELLED
 
 
 def test_other_machines_need_a_token(cli: Cli) -> None:

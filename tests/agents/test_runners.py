@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,8 +77,7 @@ async def play(
     pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any
 ) -> Episode:
     rollout = rollout_of(pack, replies, {**LIMITS, **limits}, store=store)
-    jobs = [Job(task, 7, group_id="g") for task in pack.tasks("train")[:n]]
-    return (await rollout.run(jobs))[-1]
+    return (await rollout.run([Job(task, 7, group_id="g") for task in pack.tasks("train")[:n]]))[-1]
 
 
 TOOLS = f"""
@@ -103,33 +103,24 @@ async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_pa
         stored = store.episodes.get(episode.id)
     assert (episode.outcome, episode.reward, episode.error) == (Outcome.SOLVED, 1.0, "")
     assert [turn.role for turn in episode.turns] == ["user", "assistant", "tool", "assistant"]
-    assert episode.linear and episode.flags == () and episode.tool_calls == 1
-    assert (
-        CHAT.decode(episode.tokens.ids[episode.tokens.trained_mask].tolist()).count("<|im_end|>")
-        == 2
-    )
-    assert [part.name for part in episode.reward_parts] == ["agent"] and episode.reward_parts[
-        0
-    ].primary
-    assert (
-        stored.tokens.ids.tolist() == episode.tokens.ids.tolist()
-        and stored.outcome is Outcome.SOLVED
-    )
-    assert [turn.role for turn in stored.turns] == [turn.role for turn in episode.turns]
+    assert (episode.linear, episode.flags, episode.tool_calls) == (True, (), 1)
+    said = CHAT.decode(episode.tokens.ids[episode.tokens.trained_mask].tolist())
+    assert said.count("<|im_end|>") == 2
+    assert [(part.name, part.primary) for part in episode.reward_parts] == [("agent", True)]
+    assert stored == episode.with_(tokens=stored.tokens)
+    assert stored.tokens.ids.tolist() == episode.tokens.ids.tolist()
 
 
 async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> None:
-    pack = pack_of(tmp_path, TOOLS)
-
     def answer(key: str, ids: Any) -> str:
         asked = CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]
         return str(int(asked) + 2)
 
+    pack = pack_of(tmp_path, TOOLS)
     rollout = rollout_of(pack, ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01))
     jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
-    episodes = await rollout.run(jobs)
-    assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 32
-    assert [episode.task_id for episode in episodes] == [job.task.id for job in jobs]
+    found = [(episode.task_id, episode.outcome) for episode in await rollout.run(jobs)]
+    assert found == [(job.task.id, Outcome.SOLVED) for job in jobs] and len(found) == 32
 
 
 ASYNC = """
@@ -175,13 +166,11 @@ REWARDS = {"exact": exact}
 async def test_without_a_reward_of_its_own_the_packs_parts_count(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(OWN)
     rewards = "rewards: {exact: {weight: 2.0, primary: true}}\n"
-    pack = pack_of(
-        tmp_path,
-        "def agent(base_url, api_key, task): ask(base_url, api_key, list(task.prompt))",
-        rewards=rewards,
-    )
-    assert (await play(pack, ["2"])).reward == 2.0
-    assert (await play(pack, ["3"])).outcome is Outcome.FAILED
+    code = "def agent(base_url, api_key, task): ask(base_url, api_key, list(task.prompt))"
+    pack = pack_of(tmp_path, code, rewards=rewards)
+    for said, outcome, reward in (("2", Outcome.SOLVED, 2.0), ("3", Outcome.FAILED, 0.0)):
+        episode = await play(pack, [said])
+        assert (episode.outcome, episode.reward) == (outcome, reward)
 
 
 ENDS = {
@@ -201,6 +190,11 @@ ENDS = {
         " m = list(task.prompt); m.append(ask(base_url, api_key, m)); m.append({'role': 'user', 'content': 'And?'})\n"
         " m += [{'role': 'assistant', 'content': 'Mine.'}, {'role': 'user', 'content': 'So?'}]\n"
         " ask(base_url, api_key, m); return 1.0", Outcome.FOREIGN_TEXT, "turn 3"),
+    "rewritten": (
+        "def agent(task, base_url, api_key):\n"
+        " m = list(task.prompt); ask(base_url, api_key, m)\n"
+        " m += [{'role': 'assistant', 'content': 'In short: yes.'}, {'role': 'user', 'content': 'So?'}]\n"
+        " ask(base_url, api_key, m); return 1.0", Outcome.SOLVED, ""),
     "example": (
         "def agent(task, base_url, api_key):\n"
         " m = [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}, *task.prompt]\n"
@@ -244,34 +238,30 @@ async def test_a_hook_gets_an_agents_call_no_more_tokens_than_it_may_have(tmp_pa
 
 
 async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: Path) -> None:
-    pack = pack_of(tmp_path, "SEEN = []\ndef agent(task, base_url, api_key):\n    SEEN.append(base_url)\n" * 1
-                   + "    ask(base_url, api_key, list(task.prompt)); return (tuple(SEEN), 1.0)[1]")  # fmt: skip
-    await play(pack)
-    from agentrl_cli.registry import load_file
-
-    (address,) = load_file(tmp_path / "agent.py").SEEN
-    body = {"messages": [{"role": "user", "content": "x"}]}
+    seen = tmp_path / "seen"
+    code = (
+        f"import pathlib\ndef agent(base_url):\n pathlib.Path({str(seen)!r}).write_text(base_url)"
+    )
+    await play(pack_of(tmp_path, code))
+    address = seen.read_text()
+    root, event = address.partition("/e/")[0], address.removesuffix("/v1") + "/events"
+    given = {"reward": 1.0}
+    cases: list[tuple[str, dict[str, Any], int]] = [
+        (f"{address}/chat/completions", {"json": BODY}, 409),
+        (f"{root}/e/ep-guess/v1/chat/completions", {"json": BODY}, 401),
+        (f"{root}/v1/chat/completions", {"json": BODY}, 401),
+        (event, {"json": given}, 409),
+        (event, {"content": json.dumps(given)}, 409),  # as curl -d sends it
+        # a page that knows the key
+        (event, {"json": given, "headers": {"Host": "evil.example"}}, 403),
+        (event, {"json": given, "headers": {"Origin": "http://evil.example"}}, 403),
+    ]
     async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
-        assert (await client.post(f"{address}/chat/completions", json=body)).status_code == 409
-        root = address.partition("/e/")[0]
-        assert (
-            await client.post(f"{root}/e/ep-guess/v1/chat/completions", json=body)
-        ).status_code == 401
-        assert (await client.post(f"{root}/v1/chat/completions", json=body)).status_code == 401
-        event = address.removesuffix("/v1") + "/events"
-        assert (await client.post(event, json={"reward": 1.0})).status_code == 409
-        for header in (
-            {"Host": "evil.example"},
-            {"Origin": "http://evil.example"},
-        ):  # a page that knows the key
-            assert (
-                await client.post(event, json={"reward": 1.0}, headers=header)
-            ).status_code == 403
-        assert (
-            await client.post(event, content=b'{"reward": 1.0}')
-        ).status_code == 409  # as curl -d sends it
+        for url, more, status in cases:
+            assert (await client.post(url, **more)).status_code == status, url
 
 
+BODY = {"messages": [{"role": "user", "content": "x"}]}
 ANTHROPIC = """
 def agent(task, base_url, api_key, model):
     root = base_url.removesuffix("/v1")
@@ -325,31 +315,23 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
 ) -> None:
     """monkeypatch sets a variable of the environment, as a user's shell does; no part of the package is replaced."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-    code = (
-        PROGRAM
-        + f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps([dict(os.environ), task]))"
-    )
+    path = tmp_path / "seen.json"
+    code = f"{PROGRAM}open({str(path)!r}, 'w').write(json.dumps([dict(os.environ), task]))"
     with Store.open(tmp_path / "store.db") as store:
         episode = await play(pack_of(tmp_path / "pack", code, COMMAND), store=store)
-        said = store.journal.agent_stderr(None, episode.id)
+        assert store.journal.agent_stderr(None, episode.id) == "thinking aloud\n"
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0)
-    env, task = json.loads((tmp_path / "seen.json").read_text())
+    env, task = json.loads(path.read_text())
     assert "hidden" not in str(env) and env["MODE"] == "fast"
     named = (
         "OPENAI_BASE_URL OPENAI_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_API_KEY"
         " AGL_OPENAI_BASE_URL AGL_EVENT_URL AGL_KEY"
     )
-    assert (
-        set(named.split()) <= set(env)
-        and env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
-    )
-    assert not [
-        name
-        for name in env
-        if name.startswith("AGENTRL_") and name not in ("AGENTRL_TASK", "AGENTRL_MODEL")
-    ]
+    assert set(named.split()) <= set(env)
+    assert env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
+    own = {name for name in env if name.startswith("AGENTRL_")}
+    assert own <= {"AGENTRL_TASK", "AGENTRL_MODEL"}
     assert task["messages"][0]["content"] == "What is 0 + 2?" and "answer" not in task
-    assert said == "thinking aloud\n"
 
 
 PROGRAMS = {
@@ -405,8 +387,7 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
         await play(pack)
     pids = [int(pid) for pid in mark.read_text().split()]
     assert len(pids) == 6
-    for pid in pids:
-        assert await soon(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+    assert await soon(lambda: not any(map(alive, pids)))
 
 
 async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
@@ -445,11 +426,18 @@ async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> No
     assert await soon(lambda: not any(alive(int(pid)) for pid in mark.read_text().split()))
 
 
-def test_the_last_line_of_json_is_the_reward() -> None:
-    assert last_reward('{"reward": 0.5}\nbye\n') == (0.5, "")
-    assert last_reward("starting\n1\n") == (1.0, "")
-    assert last_reward('{"answer": 3}') == (None, "") == last_reward("")
-    assert last_reward('{"reward": NaN}')[0] is None
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ('{"reward": 0.5}\nbye\n', 0.5),
+        ("starting\n1\n", 1.0),
+        ('{"answer": 3}', None),
+        ("", None),
+        ('{"reward": NaN}', None),
+    ],
+)
+def test_the_last_line_of_json_is_the_reward(text: str, reward: float | None) -> None:
+    assert last_reward(text)[0] == reward
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -482,22 +470,6 @@ async def test_tools_of_an_agent_cannot_be_taken_away(tmp_path: Path) -> None:
     rollout = rollout_of(pack, [], with_tools=False)
     with pytest.raises(ConfigError, match="brings its own tools"):
         await rollout.episode(Job(pack.tasks("train")[0], 0))
-
-
-async def test_history_that_the_agent_rewrites_forks_and_is_not_foreign(tmp_path: Path) -> None:
-    code = (
-        "def agent(task, base_url, api_key):\n"
-        " m = list(task.prompt); ask(base_url, api_key, m)\n"
-        " m += [{'role': 'assistant', 'content': 'In short: yes.'}, {'role': 'user', 'content': 'So?'}]\n"
-        " ask(base_url, api_key, m); return 1.0"
-    )
-    with Store.open(tmp_path / "store.db") as store:
-        episode = await play(pack_of(tmp_path / "pack", code), ["A long yes.", "So it is."], store)
-        store.flush()
-        stored = store.episodes.get(episode.id)
-    assert episode.outcome is Outcome.SOLVED and len(episode.branches) == 2
-    assert [int(branch.trained.sum()) > 0 for branch in stored.sequences] == [True, True]
-    assert sum(int(branch.trained.sum()) for branch in stored.sequences) == stored.trained_tokens
 
 
 def test_emit_reward_outside_of_an_episode_is_refused() -> None:
@@ -555,12 +527,14 @@ async def ended(folder: Path, replies: list[str], after: str = "pass", **agent: 
 async def test_an_exception_that_the_model_caused_is_scored(
     tmp_path: Path, replies: list[str]
 ) -> None:
-    episode = await ended(tmp_path, replies)
-    assert (episode.outcome, episode.reward, episode.graded) == (Outcome.FAILED, 0.0, True)
-    assert "(agent.py:" in episode.error
-    assert (await ended(tmp_path, replies, on_error=-0.5)).reward == -0.5
-    masked = await ended(tmp_path, replies, on_error="mask")
-    assert (masked.outcome, masked.reward) == (Outcome.AGENT_ERROR, None)
+    for given, outcome, reward in (
+        ({}, Outcome.FAILED, 0.0),
+        ({"on_error": -0.5}, Outcome.FAILED, -0.5),
+        ({"on_error": "mask"}, Outcome.AGENT_ERROR, None),
+    ):
+        episode = await ended(tmp_path, replies, **given)
+        assert (episode.outcome, episode.reward) == (outcome, reward)
+        assert "(agent.py:" in episode.error
 
 
 @pytest.mark.parametrize(
@@ -588,8 +562,8 @@ async def test_any_other_exception_is_masked(
 async def test_exceptions_that_reject_an_answer_are_named_by_the_pack(tmp_path: Path) -> None:
     after = "raise ValueError('no output') from Rejected('not in the form that was asked for')"
     assert (await ended(tmp_path, ["two"], after)).outcome is Outcome.AGENT_ERROR
-    episode = await ended(tmp_path, ["two"], after, rejects=["Rejected"])
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0)
+    named = await ended(tmp_path, ["two"], after, rejects=["Rejected"])
+    assert (named.outcome, named.reward) == (Outcome.FAILED, 0.0)
     code = (
         loop(after)
         + """
@@ -598,14 +572,14 @@ task = SimpleNamespace(prompt=json.loads(os.environ["AGENTRL_TASK"])["messages"]
 agent(task, os.environ["OPENAI_BASE_URL"], "k", "")
 """
     )
-    command = {"command": [sys.executable, "agent.py"]}
-    assert (await play(pack_of(tmp_path, code, command), ["two"])).outcome is Outcome.AGENT_ERROR
-    episode = await play(pack_of(tmp_path, code, {**command, "rejects": ["Rejected"]}), ["two"])
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), episode.error
-    episode = await play(pack_of(tmp_path, code, command), [call("add_up", a=1)])
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), (
-        "an unknown tool ends a program, too"
-    )
+    for rejects, said, outcome, reward in (
+        ([], "two", Outcome.AGENT_ERROR, None),
+        (["Rejected"], "two", Outcome.FAILED, 0.0),
+        ([], call("add_up", a=1), Outcome.FAILED, 0.0),  # an unknown tool ends a program, too
+    ):
+        spec = {"command": COMMAND["command"], "rejects": rejects}
+        episode = await play(pack_of(tmp_path, code, spec), [said])
+        assert (episode.outcome, episode.reward) == (outcome, reward), episode.error
 
 
 @pytest.mark.parametrize(
@@ -622,19 +596,19 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     tokens = await play(pack, [GOOD] * 99, max_tokens=700, max_turns=50)
     assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
     assert tokens.tokens.trained_mask.nonzero()[0].max() < 700, "the model's tokens fit"
-    if parts:
-        mistake = await play(pack, [call("add_up", a=0)])
-        assert (mistake.outcome, mistake.reward) == (Outcome.FAILED, reward)
+    mistake = await play(pack, [call("add_up", a=0)])
+    assert mistake.reward == (None if on_error == "mask" else reward)
 
 
 async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None:
     replies = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {"1" * 200}']
     cut = await ended(tmp_path, replies)
-    assert (cut.outcome, cut.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and "KeyError" in cut.error
     text, after = ["two " * 80], "json.loads(said['content'])"
-    assert (await ended(tmp_path, text, after)).outcome is Outcome.AGENT_ERROR
     named = await ended(tmp_path, text, after, rejects=["JSONDecodeError"])
-    assert (named.outcome, named.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
+    for episode in (cut, named):
+        assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
+    assert "KeyError" in cut.error
+    assert (await ended(tmp_path, text, after)).outcome is Outcome.AGENT_ERROR
 
 
 async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None:
@@ -649,11 +623,9 @@ async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None
 
 async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:
     episode = await play(pack_of(tmp_path, loop()), ["2"], max_tokens=20, max_new_tokens=10)
-    assert episode.outcome is Outcome.TOO_LONG
-    assert "20 tokens" in episode.error and "rollout.max_tokens" in episode.error
-    assert any(
-        word.isdecimal() and int(word) > 20 for word in episode.error.replace(".", " ").split()
-    )
+    assert episode.outcome is Outcome.TOO_LONG and "rollout.max_tokens" in episode.error
+    numbers = {int(word) for word in re.findall(r"\d+", episode.error)}
+    assert "20 tokens" in episode.error and max(numbers) > 20
 
 
 async def test_the_prompt_is_a_list_of_plain_dicts_of_its_own(tmp_path: Path) -> None:
@@ -686,14 +658,9 @@ frame.errors.BadCall: no tool zzz
 
 
 def test_only_the_exception_that_ended_a_program_counts() -> None:
-    assert {"BadCall", "ValueError"} <= set(
-        printed_names(CHAINED)
-    ) and "OSError" not in printed_names(CHAINED)
-    assert printed_names("OSError: logged\nKeyError: 'x'\n")[0] == "KeyError"
-    assert (
-        "OSError" not in printed_names("OSError: logged\nKeyError: 'x'\n")
-        and printed_names("") == ()
-    )
+    chained, last = printed_names(CHAINED), printed_names("OSError: logged\nKeyError: 'x'\n")
+    assert {"BadCall", "ValueError"} <= set(chained) and "OSError" not in chained
+    assert last[0] == "KeyError" and "OSError" not in last and printed_names("") == ()
 
 
 def test_servers_end_with_the_event_loop_without_an_error() -> None:
@@ -705,5 +672,4 @@ def test_servers_end_with_the_event_loop_without_an_error() -> None:
         return Path(await EpisodeServer.here(CHAT).socket())
 
     path = asyncio.run(main())
-    assert said == []
-    assert not path.parent.exists()
+    assert said == [] and not path.parent.exists()

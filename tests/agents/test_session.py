@@ -33,20 +33,15 @@ async def test_a_retry_is_answered_from_what_is_stored() -> None:
 async def test_equal_requests_in_flight_are_one() -> None:
     policy = Held()
     session = session_of(policy)
-    both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
-    others = [
-        asyncio.create_task(session.complete(ask(**own))) for own in ({"seed": 1}, {"seed": 2})
-    ]
+    asked = [ask(), ask(), ask(seed=1), ask(seed=2)]
+    leaves, stays, *others = [asyncio.create_task(session.complete(one)) for one in asked]
     await policy.until(3)
-    both[0].cancel()  # one of two clients leaves: the other still gets its answer
+    leaves.cancel()  # one of two clients leaves: the other still gets its answer
     await asyncio.sleep(0.01)
     policy.open.set()
-    reply = await both[1]
-    drawn = [(await other).choices[0].generation for other in others]
-    assert len(session.tree.turns) == 1 + 3 and [len(one.ids) > 0 for one in drawn] == [True] * 2
-    assert (
-        policy.begun == 3 and policy.cancelled == 0 and reply.choices[0].text.startswith("Number")
-    )
+    assert (await stays).choices[0].text.startswith("Number")
+    assert all(len(one.choices[0].generation.ids) > 0 for one in await asyncio.gather(*others))
+    assert (policy.begun, policy.cancelled, len(session.tree.turns)) == (3, 0, 1 + 3)
 
 
 async def test_parallel_calls_keep_to_the_limit_of_answers() -> None:
@@ -78,12 +73,11 @@ async def test_sampling_stops_when_the_last_client_leaves() -> None:
     for task in both:
         task.cancel()
     await asyncio.sleep(0)
-    again = asyncio.create_task(
-        session.complete(ask(), retry=True)
-    )  # it must not join what is being cancelled
+    # It must not join what is being cancelled.
+    again = asyncio.create_task(session.complete(ask(), retry=True))
     await asyncio.wait(both)
     await policy.until(2)
-    assert (policy.begun, policy.cancelled) == (2, 1) and session.tree.nodes == []
+    assert (policy.begun, policy.cancelled, session.tree.nodes) == (2, 1, [])
     policy.open.set()
     await again
     assert (await session.seal()).calls == 1
@@ -95,34 +89,31 @@ async def test_after_the_end_every_call_is_refused_even_one_in_flight() -> None:
     flying = asyncio.create_task(sessions.find("a").complete(ask()))
     await policy.until(1)
     trace = await sessions.end("a")
-    with pytest.raises(RequestError) as error:
-        await flying
-    assert error.value.status == 409 and trace.turns == () and policy.cancelled == 1
-    for refused in (sessions.find, lambda key: sessions.open(session_of(policy, key))):
+    assert (trace.turns, policy.cancelled) == ((), 1)
+
+    async def find(open_it: bool) -> None:
+        sessions.open(session_of(policy, "a")) if open_it else sessions.find("a")
+
+    for refused in (flying, find(True), find(False), sessions.end("a")):
         with pytest.raises(RequestError) as error:
-            refused("a")
+            await refused
         assert error.value.status == 409
-    with pytest.raises(RequestError):
-        await sessions.end("a")
 
 
 async def test_idle_sessions_end_and_only_so_many_are_open() -> None:
     ended: list[str] = []
-    made: dict[str, Session] = {}
-
-    def make(key: str) -> Session:
-        made[key] = session_of(["x"], key)
-        return made[key]
-
-    sessions = Sessions(make, lambda session, trace, reward: ended.append(session.key), most=2)
-    sessions.find("a")
-    sessions.find("b")
+    sessions = Sessions(
+        lambda key: session_of(["x"], key),
+        lambda session, trace, reward: ended.append(session.key),
+        most=2,
+    )
+    first, _ = sessions.find("a"), sessions.find("b")
     with pytest.raises(RequestError) as error:
         sessions.find("c")
     assert error.value.status == 429
-    made["a"].used -= 100
     own = Sessions()
-    own.open(session_of(["x"], "p")).used -= 100
+    for idle in (first, own.open(session_of(["x"], "p"))):
+        idle.used -= 100
     assert await own.sweep(50) == 0 and len(own) == 1  # opened here, and ended here
     await own.close()
     assert await sessions.sweep(50) == 1 and ended == ["a"] and len(sessions) == 1
@@ -173,12 +164,8 @@ async def test_what_a_server_without_token_ids_says_is_context() -> None:
 
 
 async def test_calls_in_another_syntax_are_named() -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
-    }
     session = session_of(['[TOOL_CALLS][{"name": "add", "arguments": {}}]'])
-    reply = await session.complete(ask(tools=[tool]))
+    reply = await session.complete(ask(tools=[ADD]))
     assert reply.choices[0].finish == "stop" and (await session.seal()).foreign == "mistral"
 
 
@@ -203,31 +190,18 @@ async def test_a_conversation_keeps_its_ids_and_renders_only_what_is_new() -> No
     # The client writes the message in its own way: arguments in another order, an extra key, content as null.
     sent = {**sent, "index": 0, "function": {"name": "add", "arguments": '{"b": 2,   "a": 1}'}}
     back = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [sent]}
-    answer = {
-        "role": "tool",
-        "tool_call_id": sent["id"],
-        "content": [{"type": "text", "text": "3"}],
-    }
-    parts = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, USER]
-    assert (await say(session, [*parts, back, answer], tools=[ADD]))["content"] == "3."
+    three, brief = ([{"type": "text", "text": text}] for text in ("3", "Be brief."))
+    answer = {"role": "tool", "tool_call_id": sent["id"], "content": three}
+    parts = [{"role": "system", "content": brief}, USER, back, answer]
+    assert (await say(session, parts, tools=[ADD]))["content"] == "3."
     trace = await session.seal()
     assert trace.forks == 0 and [turn.parent for turn in trace.turns] == [None] * 5
-    assert [turn.role for turn in trace.turns] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
-    assert (
-        written in CHAT.decode(trace.tokens.ids)
-        and CHAT.decode(trace.tokens.ids).count("<tool_call>") == 1
-    )
+    assert " ".join(turn.role for turn in trace.turns) == "system user assistant tool assistant"
+    text = CHAT.decode(trace.tokens.ids)
+    assert written in text and text.count("<tool_call>") == 1
     assert [drift.kind for drift in trace.drift] == ["reserialised"]
-    assert trace.turns[3].results[0].text == "3" and trace.turns[2].calls[0].arguments == {
-        "a": 1,
-        "b": 2,
-    }
+    assert trace.turns[3].results[0].text == "3"
+    assert trace.turns[2].calls[0].arguments == {"a": 1, "b": 2}
 
 
 async def test_a_message_that_was_split_in_two_is_joined() -> None:
@@ -263,61 +237,44 @@ async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
     more = [SYSTEM, USER, first, {"role": "user", "content": "More."}]
     await say(session, more)
     await say(session, [SYSTEM, {"role": "user", "content": "So far: 3. More."}])
-    await say(
-        session, [SYSTEM, USER], tools=[ADD]
-    )  # other tools are written at the start: another root
+    # Other tools are written at the start: another root.
+    await say(session, [SYSTEM, USER], tools=[ADD])
     await say(session, [*more[:3], {"role": "user", "content": "Else."}])
     trace = await session.seal()
     parents = [turn.parent for turn in trace.turns]
     assert parents == [None, None, None, None, None, 0, None, ROOT, None, None, 2, None]
-    assert trace.forks == 3 and len(session.tree.leaves) == 4
+    assert (trace.forks, len(session.tree.leaves), trace.drift) == (3, 4, ())
     assert sum(turn.role == "system" for turn in trace.turns) == 2
-    sampled = [
-        int(trace.tokens.slice(turn.start, turn.end).trained_mask.any()) for turn in trace.turns
-    ]
+    sampled = [trace.tokens.slice(t.start, t.end).trained_mask.any() for t in trace.turns]
     assert sum(sampled) == trace.calls == 5
     text = CHAT.decode(session.tree.nodes[6].ids)
-    assert (
-        "So far: 3." in text
-        and "1 + 2?" not in text
-        and text.startswith("<|im_start|>system\nBe brief.")
-    )
-    assert trace.drift == ()
+    assert text.startswith("<|im_start|>system\nBe brief.")
+    assert "So far: 3." in text and "1 + 2?" not in text
 
 
 async def test_an_answer_that_the_client_made_up_is_context() -> None:
-    session = session_of(["Fine."])
-    made_up = {"role": "assistant", "content": "I am made up."}
-    await say(session, [USER, made_up, {"role": "user", "content": "Go on."}])
+    session, go_on = session_of(["Fine."]), {"role": "user", "content": "Go on."}
+    made_up, fine = ({"role": "assistant", "content": text} for text in ("I am made up.", "Fine."))
+    await say(session, [USER, made_up, go_on])
     trace = await session.seal()
-    turn = trace.turns[1]
+    turn, last = trace.turns[1], trace.turns[-1]
     assert set(trace.tokens.origin[turn.start : turn.end].tolist()) == {int(Origin.FORCED)}
-    assert int(trace.tokens.trained_mask.sum()) == trace.turns[-1].end - trace.turns[-1].start
-    text = CHAT.decode(trace.tokens.ids)
-    assert text == CHAT.decode(
-        CHAT.rendered_ids(
-            [
-                USER,
-                made_up,
-                {"role": "user", "content": "Go on."},
-                {"role": "assistant", "content": "Fine."},
-            ]
-        )
-    ).removesuffix("\n")
+    assert int(trace.tokens.trained_mask.sum()) == last.end - last.start
+    whole = CHAT.rendered_ids([USER, made_up, go_on, fine])
+    assert CHAT.decode(trace.tokens.ids) == CHAT.decode(whole).removesuffix("\n")
 
 
 async def test_of_equal_answers_the_newest_is_continued() -> None:
     session = session_of(lambda key, ids: "Same.")
-    first = await say(session, [USER])
-    again = await say(session, [USER])
+    first, again = [await say(session, [USER]) for _ in range(2)]
     assert first == again
     await say(session, [USER, again, {"role": "user", "content": "And?"}])
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0, None, None]
 
 
 async def test_several_choices_are_siblings() -> None:
-    texts = iter(["One.", "Two."])
-    session = session_of(lambda key, ids: next(texts), choices=2)
+    texts = ["One.", "Two."]
+    session = session_of(lambda key, ids: texts.pop(), choices=2)
     reply = await session.complete(ask([USER], n=2))
     assert sorted(choice.text for choice in reply.choices) == ["One.", "Two."]
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0]
@@ -338,25 +295,17 @@ async def test_a_raw_prompt_continues_what_it_repeats() -> None:
 
 
 async def test_a_malformed_call_reaches_the_agents_own_validation() -> None:
-    session = session_of(
-        ['<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>', "Sorry."]
-    )
+    session = session_of([NAMED, "Sorry."])
     first = await say(session, [USER], tools=[ADD])
-    made = first["tool_calls"][0]["function"]
-    assert (
-        made["name"] == "add"
-        and '"_raw_arguments"' in made["arguments"]
-        and '{\\"a\\": 1,}' in made["arguments"]
-    )
-    answer = {
-        "role": "tool",
-        "tool_call_id": first["tool_calls"][0]["id"],
-        "content": "bad arguments",
-    }
+    (made,) = first["tool_calls"]
+    assert made["function"]["name"] == "add"
+    arguments = made["function"]["arguments"]
+    assert '"_raw_arguments"' in arguments and '{\\"a\\": 1,}' in arguments
+    answer = {"role": "tool", "tool_call_id": made["id"], "content": "bad arguments"}
     await say(session, [USER, first, answer], tools=[ADD])
     trace = await session.seal()
-    assert trace.malformed == 1 and trace.forks == 0 and trace.turns[1].calls[0].error
-    assert [drift for drift in trace.drift if drift.kind == "structural"] == []
+    assert (trace.malformed, trace.forks) == (1, 0) and trace.turns[1].calls[0].error
+    assert "structural" not in {drift.kind for drift in trace.drift}
 
 
 WELL, NAMED = (

@@ -22,17 +22,16 @@ from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import estimate
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
-from agentrl_cli.learning.update import Learner
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.tree import branch_title
-from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
+from agentrl_cli.types import Episode, Fact, Origin, Outcome
 from benchmarks.clients import CLIENTS, Client, fork_trace
-from tests.agents.test_runners import LIMITS, TOOLS, pack_of, rollout_of
+from tests.agents.test_runners import LIMITS, ROOT, TOOLS, pack_of, rollout_of
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
-from tests.helpers.train import after_training, episodes_of, trainer_of, write_pack, write_project
+from tests.helpers.train import after_training, as_bytes, episodes_of, write_pack, write_project
 
 AGENT = """\
 import httpx2
@@ -49,23 +48,17 @@ SETTINGS = {"agent": "agent.py:agent"}
 
 async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: Path) -> None:
     found = []
-    for name, task in (("own", {"packs": ["."]}), ("agent", {"packs": ["."], **SETTINGS})):
-        (tmp_path / name).mkdir()
-        write_pack(tmp_path / name)
-        (tmp_path / name / "agent.py").write_text(AGENT)
-        async with after_training(tmp_path / name, model, task=task, train={"steps": 1}) as (
-            trainer,
-            run,
-        ):
+    for name, more in (("own", {}), ("agent", SETTINGS)):
+        folder, task = write_pack(tmp_path / name), {"packs": ["."], **more}
+        (folder / "agent.py").write_text(AGENT)
+        async with after_training(folder, model, task=task, train={"steps": 1}) as (trainer, run):
             episodes = episodes_of(trainer.store, run)
             (metrics,) = trainer.store.runs.steps(run.id)
         assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-        order = sorted(episodes, key=lambda e: (e.task_id, e.sample))
-        found.append(
-            [(e.task_id, e.tokens.ids.tolist(), e.reward, e.fact, e.weights_version) for e in order]
-        )
         assert {e.fact for e in episodes} <= {str(Fact.TRAINED), str(Fact.SKIPPED_ZERO_VARIANCE)}
-    assert [row[:4] for row in found[0]] == [row[:4] for row in found[1]]
+        order = sorted(episodes, key=lambda e: (e.task_id, e.sample))
+        found.append([(e.task_id, e.tokens.ids.tolist(), e.reward, e.fact) for e in order])
+    assert found[0] == found[1]
 
 
 def test_the_command_line_takes_an_agent_and_resumes_with_it(
@@ -79,12 +72,10 @@ def test_the_command_line_takes_an_agent_and_resumes_with_it(
     cli("train", "--resume", "last", "--steps", "2")
     cli("eval", "-k", "1", "--limit", "2", *given)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        run = next(row for row in store.runs.all() if row.kind == "train")
-        assert (run.status, run.step) == ("finished", 2) and json.loads(json.dumps(run.config))[
-            "task"
-        ] | SETTINGS
+        (run,) = (row for row in store.runs.all() if row.kind == "train")
         rows = store.episodes.rows(store.episodes.ids("", "time"))
-        assert {row.kind for row in rows} == {"rollout", "train", "eval"}
+    assert (run.status, run.step) == ("finished", 2)
+    assert {row.kind for row in rows} == {"rollout", "train", "eval"}
     assert "Go " in cli("replay", rows[0].id, "--plain")
     assert "0 of " in cli("rescore", "last", "--no-keep") + cli.err
     said = cli("chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward", code=1)
@@ -125,16 +116,11 @@ def tried(db: Path, episode: str, *given: str) -> tuple[int, list[dict[str, Any]
 def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
     db, episode = stored(tmp_path)
     status, events = tried(db, episode, "--rerun")
-    assert status == 0 and [event["ev"] for event in events] == [
-        "ready",
-        "rerun",
-        "rewards",
-        "done",
-    ], events
-    assert events[1]["same"] and (events[2]["total_before"], events[2]["total_after"]) == (1.0, 1.0)
-    (tmp_path / "agent.py").write_text(
-        (tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +')
-    )
+    assert [event["ev"] for event in events] == ["ready", "rerun", "rewards", "done"], events
+    totals = (events[2]["total_before"], events[2]["total_after"])
+    assert (status, events[1]["same"], totals) == (0, True, (1.0, 1.0))
+    code = tmp_path / "agent.py"
+    code.write_text(code.read_text().replace('["a"] +', '["a"] + 5 +'))
     status, events = tried(db, episode, "--rerun", "--verify")
     assert (status, events[1]["same"], events[1]["after"]) == (0, False, "7")
     status, events = tried(db, episode, "--turn", "3")
@@ -150,13 +136,13 @@ def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
     edited = events[-2]
     assert (status, edited["reward"], edited["outcome"]) == (0, 1.0, "solved"), events
     with Store.open(db, readonly=True) as store:
-        first, again, forced = (
-            store.episodes.get(id_) for id_ in (episode, children[0]["episode"], edited["episode"])
-        )
+        ids = (episode, children[0]["episode"], edited["episode"])
+        first, again, forced = (store.episodes.get(id_) for id_ in ids)
     assert (again.parent_id, again.parent_turn, again.kind) == (episode, 3, "whatif")
     at = first.turns[3].start
-    assert again.tokens.ids[:at].tolist() == first.tokens.ids[:at].tolist()
-    assert again.tokens.origin[:at].tolist() == first.tokens.origin[:at].tolist()
+    for name in ("ids", "origin"):
+        was, now = (getattr(one.tokens, name)[:at] for one in (first, again))
+        assert now.tolist() == was.tolist()
     assert set(forced.tokens.origin[at:].tolist()) == {int(Origin.FORCED)}
     status, events = tried(db, episode, "--turn", "2")
     assert status == 2 and "not the model's" in events[-1]["message"]
@@ -189,11 +175,10 @@ async def duel(folder: Path, said: list[str], other: str = "", **fields: Any) ->
 
 
 async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_path: Path) -> None:
+    made = await duel(tmp_path / "pack", ["5", "5", "7"])
     with Store.open(tmp_path / "store.db") as store:
-        episode = await duel(tmp_path / "pack", ["5", "5", "7"])
-        store.episodes.add([episode])
-        store.flush()
-        episode = store.episodes.get(episode.id)
+        store.episodes.add([made])
+        episode = store.episodes.get(made.id)
     assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), "of a zero-sum game"
     assert episode.players == {"white": 1.0, "black": -1.0}
     players = [{episode.turns[n].player for n in branch} for branch in episode.branches]
@@ -203,30 +188,27 @@ async def test_each_player_is_a_branch_with_its_reward_and_its_advantage(tmp_pat
     first, second = estimate(RAE, AdvantageInput.of([episode, episode], means=means, decay=0.5))
     # b = 0 before the first game, ±0.5 before the second, ±0.75 after it
     mask = episode.tokens.trained_mask
-    assert len(first) == mask.sum()
-    for values, gain in ((first, 1.0), (second, 0.5)):
-        own = np.zeros(len(mask))
-        own[mask] = values
-        for turn in episode.turns:
-            sign = (turn.role == "assistant") * (1.0 if turn.player == "white" else -1.0)
-            np.testing.assert_allclose(
-                own[turn.start : turn.end][mask[turn.start : turn.end]], sign * gain
-            )
-    assert sorted(means.values()) == [-0.75, 0.75]
-    assert {key.rpartition("/")[2] for key in means} == {"white", "black"}
+    spoken = [t for t in episode.turns if t.role == "assistant"]
+    signs = [
+        (1.0 if t.player == "white" else -1.0)
+        for t in spoken
+        for _ in range(mask[t.start : t.end].sum())
+    ]
+    np.testing.assert_allclose([first, second], np.outer([1.0, 0.5], signs))
+    assert {key.rpartition("/")[2]: b for key, b in means.items()} == {
+        "white": 0.75,
+        "black": -0.75,
+    }
 
 
 async def test_a_frozen_opponent_is_recorded_and_never_trained(tmp_path: Path) -> None:
     frozen = {"base": ScriptedPolicy(["9"], CHAT.tokenizer)}
     episode = await duel(tmp_path / "pack", ["5", "7"], "base", frozen=frozen)
-    assert episode.outcome is Outcome.FAILED and episode.error == ""
+    assert (episode.outcome, episode.error) == (Outcome.FAILED, "")
     assert (episode.reward, episode.players) == (-1.0, {"white": -1.0})
-    (reply,) = [
-        turn for turn in episode.turns if turn.player == "black" and turn.role == "assistant"
-    ]
+    (reply,) = [t for t in episode.turns if t.player == "black" and t.role == "assistant"]
     theirs = episode.tokens.slice(reply.start, reply.end)
     assert "9" in CHAT.decode(theirs.ids.tolist()) and set(theirs.origin) == {int(Origin.FORCED)}
-    assert episode.trained_tokens > 0
     x = AdvantageInput.of([episode])
     (gains,) = estimate(RAE, x)
     assert set(gains.tolist()) == {-1.0} and [key[-5:] for key in x.means] == ["white"]
@@ -260,38 +242,40 @@ async def test_a_training_against_its_own_base(tmp_path: Path, model: Path) -> N
     (tmp_path / "agent.py").write_text(f"NAMES = {{'white': 'agentrl', 'black': 'base'}}\n{code}")
     task = {"packs": ["."], "agent": "agent.py:agent"}
     given: dict[str, Any] = {"task": task, "algo": {"advantage": "rae"}, "train": {"steps": 1}}
-    async with trainer_of(tmp_path, model, **given) as trainer:
-        episodes = episodes_of(trainer.store, await trainer.train())
-    assert len(episodes) == 8 and {e.fact for e in episodes} == {"trained"}
+    async with after_training(tmp_path, model, **given) as (trainer, run):
+        episodes = episodes_of(trainer.store, run)
+    assert [e.fact for e in episodes] == ["trained"] * 8
     for episode in episodes:
-        assert list(episode.players) == ["white"] and episode.reward == episode.players["white"]
-        (own,) = {t.player for t in episode.turns if trained(episode, t)}
-        assert own == "white" and len(episode.branches) == 2
+        mask = episode.tokens.trained_mask
+        own = {t.player for t in episode.turns if mask[t.start : t.end].any()}
+        assert own == {"white"} and len(episode.branches) == 2
+        assert episode.players == {"white": episode.reward}
 
 
-def trained(episode: Episode, turn: Turn) -> bool:
-    return bool(episode.tokens.trained_mask[turn.start : turn.end].any())
-
-
-async def test_the_example_plays_itself_and_loses_by_what_is_no_move() -> None:
-    pack = load_pack(Path(__file__).resolve().parents[2] / "examples" / "duel_agent")
-    found = []
-    for said in ([call("bet"), call("call")], [call("bet"), call("fold")], ["Hm."]):
-        episode = await rollout_of(pack, said).episode(Job(pack.tasks("train")[0], 0))
-        assert episode.reward == 0.0, episode.error
-        found.append(episode.players)
-    low, high = {"player_0": -2.0, "player_1": 2.0}, {"player_0": 1.0, "player_1": -1.0}
-    assert found == [low, high, low], "J against Q"
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ([call("bet"), call("call")], -2.0),
+        ([call("bet"), call("fold")], 1.0),
+        (["Hm."], -2.0),
+    ],
+)
+async def test_the_example_plays_itself_and_loses_by_what_is_no_move(
+    said: list[str], first: float
+) -> None:
+    """J against Q."""
+    pack = load_pack(ROOT / "examples" / "duel_agent")
+    episode = await rollout_of(pack, said).episode(Job(pack.tasks("train")[0], 0))
+    assert episode.reward == 0.0, episode.error
+    assert episode.players == {"player_0": first, "player_1": -first}
 
 
 async def test_the_running_means_are_saved_and_resumed_to_the_bit(
     tmp_path: Path, model: Path
 ) -> None:
-    found = []
+    found: list[Any] = []
     for name, parts in (("whole", (2,)), ("cut", (1, 2))):
-        project, run = tmp_path / name, None
-        project.mkdir()
-        write_pack(project)
+        project, run = write_pack(tmp_path / name), None
         (project / "agent.py").write_text(PLAY)
         for steps in parts:
             settings: dict[str, Any] = {
@@ -301,21 +285,18 @@ async def test_the_running_means_are_saved_and_resumed_to_the_bit(
                 "train": {"steps": steps, "lr": 1e-2},
             }
             async with after_training(project, model, run=run, **settings) as (trainer, run):
-                assert isinstance(trainer.learner, Learner)
-                means = dict(trainer.learner.means)
+                learner: Any = trainer.learner
                 rows = trainer.store.runs.steps(run.id)
-        state = {k: v.clone() for k, v in trainer.loaded.model.state_dict().items()}
-        found.append((means, state, [row["grad_norm"] for row in rows]))
-        assert all(row["reward"] == 0 and "solved" not in row for row in rows)
-        assert all(row["facts/trained"] == 8 and row["groups/all_failed"] == 0 for row in rows)
-    (means, state, norms), (other, weights, again) = found
-    assert means == other and len(means) == 2 and any(means.values()) and norms == again
-    assert all(np.array_equal(state[key], weights[key]) for key in state)
+                state = as_bytes(trainer.loaded.model.state_dict())
+        found.append((dict(learner.means), state, [row["grad_norm"] for row in rows]))
+        for row in rows:
+            assert "solved" not in row and (row["reward"], row["groups/all_failed"]) == (0, 0)
+            assert row["facts/trained"] == 8
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 2 and any(found[0][0].values())
 
 
 # --- the examples ---
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 EXAMPLES = {
     "math_agent": "openai",
@@ -343,28 +324,17 @@ async def test_an_example_learns_from_one_branch_and_is_graded(folder: str, pack
     task = pack.tasks("train")[0]
     expression = re.sub(r"[^0-9+\-*/ ()]", "", str(task.prompt[-1]["content"])).strip()
     asks, answer = call("calculator", expression=expression), str(task.data["answer"])
-    forced = package == "smolagents"
-    forks = 1 if forced else 0
-    said = (
-        [asks.partition('"name": "')[2], FINAL.format(answer)]
-        if forced
-        else [asks, f"Answer: {answer}"]
-    )
+    said, role = [asks, f"Answer: {answer}"], "tool"
+    broken = ["<tool_call>\n{not json\n</tool_call>", "I give up."]
+    if forced := package == "smolagents":
+        said, role = [asks.partition('"name": "')[2], FINAL.format(answer)], "user"
+        broken = ['calculator", "arguments": 7}\n</tool_call>', FINAL.format("I give up.")]
     episode = await first(pack, said)
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
-    assert len(episode.branches) == 1 + forks
-    tool = next(
-        turn
-        for turn in episode.turns
-        if turn.role == ("user" if forced else "tool") and turn.index > 2
-    )
+    assert len(episode.branches) == 1 + forced
+    tool = next(turn for turn in episode.turns if turn.role == role and turn.index > 2)
     assert answer in str(tool.messages[-1]["content"])
-    broken = (
-        'calculator", "arguments": 7}\n</tool_call>'
-        if forced
-        else "<tool_call>\n{not json\n</tool_call>"
-    )
-    malformed = await first(pack, [broken, FINAL.format("I give up.") if forced else "I give up."])
+    malformed = await first(pack, broken)
     assert malformed.outcome is Outcome.FAILED, malformed.error
     gc.collect()  # what these packages leave open is found here, not at the end of the suite
 
@@ -394,15 +364,11 @@ def test_examples_are_short() -> None:
 async def test_the_page_about_agents_shows_one_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the openai client is not installed")
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    code, pack = (
-        re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "yaml")
-    )
-    assert code is not None and pack is not None
-    (tmp_path / "data").mkdir()
-    (tmp_path / "agent.py").write_text(code[1])
-    (tmp_path / "task.yaml").write_text(pack[1])
     row: dict[str, Any] = {"id": "a", "prompt": "What is 2 + 2?", "answer": "4"}
+    (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps(row))
+    for name, kind in (("agent.py", "python"), ("task.yaml", "yaml")):
+        (tmp_path / name).write_text(re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0])
     assert (await first(load_pack(tmp_path), ["It is 4."])).outcome is Outcome.SOLVED
 
 
@@ -413,10 +379,7 @@ async def test_a_client_keeps_its_history(client: Client) -> None:
     if missing := client.missing:
         pytest.skip(f"{missing} is not installed: pip install 'agentrl-cli[agents]'")
     trace = await fork_trace(client)
-    assert trace.forks == client.forks
-    assert trace.calls == client.calls and trace.malformed == 0
-    assert [drift for drift in trace.drift if drift.kind == "structural"] == []
-    sampled = [
-        turn for turn in trace.turns if trace.tokens.slice(turn.start, turn.end).trained_mask.any()
-    ]
-    assert len(sampled) == client.calls
+    assert (trace.forks, trace.calls, trace.malformed) == (client.forks, client.calls, 0)
+    assert "structural" not in {drift.kind for drift in trace.drift}
+    sampled = [trace.tokens.slice(t.start, t.end).trained_mask.any() for t in trace.turns]
+    assert sum(sampled) == client.calls

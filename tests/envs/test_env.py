@@ -1,26 +1,25 @@
 """Environments: tools as the world, a simulated user, an Env of one's own, and what must be freed."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentrl_cli import Config, ScriptedPolicy, load_pack
-from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, ToolEnv, as_env_error
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, ToolEnv, as_env_error
 from agentrl_cli.errors import EnvError, NotFound, SandboxFault
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import Tool, as_tool
-from agentrl_cli.types import Message, Outcome, Task, ToolCall, ToolResult
-from tests.helpers.chat import BYTES, CHAT, add
+from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult
+from tests.helpers.chat import BYTES, CHAT, add, schema
 from tests.helpers.sandbox import open_sandbox
-from tests.helpers.session import open_chat
 
 TASK = Task("t", "p", "f", "train", ({"role": "user", "content": "Hi."},), {"answer": "5"})
 
@@ -45,42 +44,33 @@ async def opened(*tools: Any, task: Task = TASK, **more: Any) -> AsyncIterator[T
 
 
 async def test_tools_answer_calls_and_a_turn_without_one_ends() -> None:
+    answer = {"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}
     async with opened(add) as env:
         assert env.schemas[0]["function"]["name"] == "add"
         step = await env.step(turn(call("add", a=2, b=3)))
-        assert step.messages == [
-            {"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}
-        ]
-        assert not step.terminated and step.reward is None
+        assert (step.messages, step.terminated, step.reward) == ([answer], False, None)
         last = await env.step(turn(content="5"))
-        assert last.terminated and last.messages == () and await env.rewards() == ()
+        assert (last.messages, last.terminated, await env.rewards()) == ((), True, ())
 
 
 async def test_tools_run_at_the_same_time() -> None:
-    running = most = 0
+    together = asyncio.Barrier(3)
 
     async def wait() -> str:
-        """Wait."""
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
-        running -= 1
+        """Wait until as many are called at once as may be."""
+        await together.wait()
         return "waited"
 
     async with opened(wait, max_parallel_calls=3) as env:
         step = await env.step(turn(*(ToolCall(f"c{n}", "wait", {}, "") for n in range(4))))
-    assert most == 3 and [r.error for r in step.results] == [None, None, None, "too_many_calls"]
+    assert [r.error for r in step.results] == [None, None, None, "too_many_calls"]
 
 
 class Opened(Tool):
     """A tool that says what happens to it."""
 
     def __init__(self, name: str, seen: list[str], broken: bool = False) -> None:
-        self.schema = {
-            "type": "function",
-            "function": {"name": name, "parameters": {"type": "object", "properties": {}}},
-        }
+        self.schema = schema(name, {})
         self.name, self.seen, self.broken = name, seen, broken
 
     async def create(self, ctx: Any) -> str:
@@ -102,27 +92,18 @@ class Opened(Tool):
 async def test_where_the_sandbox_fails_the_other_calls_end_before_the_session_is_closed() -> None:
     done: list[str] = []
 
-    async def broken(text: str) -> str:
-        """Break.
-
-        Args:
-            text: What.
-        """
+    async def broken() -> str:
+        """Break."""
         raise SandboxFault("the worker died")
 
-    async def slow(text: str) -> str:
-        """Take a while.
-
-        Args:
-            text: What.
-        """
+    async def slow() -> None:
+        """Take a while."""
         await asyncio.sleep(0.05)
-        done.append(text)
-        return text
+        done.append("b")
 
     async with opened(broken, slow) as env:
         with pytest.raises(SandboxFault, match="died"):
-            await env.step(turn(call("broken", text="a"), call("slow", text="b")))
+            await env.step(turn(call("broken"), call("slow")))
         assert done == ["b"]
 
 
@@ -131,9 +112,7 @@ async def test_a_tool_can_end_the_episode_and_have_an_opinion() -> None:
     async with opened(Opened("done", seen), Opened("silent", seen)) as env:
         step = await env.step(turn(call("silent"), call("done")))
         assert step.terminated and [result.text for result in step.results] == ["silent", "done"]
-        assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
-            ("tool:done", 0.5, 0.0)
-        ]
+        assert await env.rewards() == (RewardPart("tool:done", 0.5, 0.0),)
     assert seen == ["create done", "create silent", "release done", "release silent"]
 
 
@@ -149,42 +128,34 @@ class Session:
     """Stands where a sandbox session would be."""
 
     def __init__(self, ok: bool = True) -> None:
-        self.ok, self.cells, self.closed = ok, list[str](), 0
+        self.ok, self.cells, self.opens, self.closed = ok, list[str](), 0, 0
         self.history = self.cells
+
+    async def open(self) -> "Session":
+        self.opens += 1
+        return self
 
     async def cell(self, code: str) -> Any:
         self.cells.append(code)
-
-        class Result:
-            ok = self.ok
-
-            def text(self) -> str:
-                return "NameError: nope"
-
-        return Result()
+        return SimpleNamespace(ok=self.ok, text=lambda: "NameError: nope")
 
     async def close(self) -> None:
         self.closed += 1
 
 
 async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> None:
-    session, opens = Session(), list[int]()
-
-    async def open_session() -> Session:
-        opens.append(1)
-        return session
-
-    async with opened(add, open_session=open_session, setup="x = 1") as env:
+    session = Session()
+    async with opened(add, open_session=session.open, setup="x = 1") as env:
         await env.step(turn(call("add", a=1, b=1)))
-        assert opens == []  # not needed
+        assert session.opens == 0  # not needed
         first, second = await asyncio.gather(env.context.session(), env.context.session())
         assert first is second is session and session.cells == ["x = 1"]
-    assert opens == [1] and session.closed == 1
-    session.ok = False
-    async with opened(open_session=open_session, setup="nope") as env:
+    assert (session.opens, session.closed) == (1, 1)
+    failing = Session(ok=False)
+    async with opened(open_session=failing.open, setup="nope") as env:
         with pytest.raises(EnvError, match="NameError: nope"):
             await env.context.session()
-        assert session.closed == 2
+        assert failing.closed == 1
 
 
 async def test_a_session_whose_set_up_is_cut_off_is_closed() -> None:
@@ -196,11 +167,7 @@ async def test_a_session_whose_set_up_is_cut_off_is_closed() -> None:
             await asyncio.Event().wait()
 
     session = Hung()
-
-    async def open_session() -> Session:
-        return session
-
-    async with opened(open_session=open_session, setup="loop()") as env:
+    async with opened(open_session=session.open, setup="loop()") as env:
         opening = asyncio.ensure_future(env.context.session())
         await begun.wait()
         opening.cancel()
@@ -218,8 +185,7 @@ class Patient:
         self.heard: list[list[Message]] = []
         self.stopped = 0
 
-    async def start(self, task: Task) -> None:
-        self.heard = []
+    async def start(self, task: Task) -> None: ...
 
     async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
         self.heard.append([dict(message) for message in messages])
@@ -234,9 +200,8 @@ async def test_a_simulated_user_is_asked_when_no_tool_is_called() -> None:
     async with opened(add, interaction=user) as env:
         await env.step(turn(call("add", a=1, b=2)))
         steps = [await env.step(turn(content=f"{n}")) for n in range(3)]
-        assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
-            ("interaction", 1.0, 0.0)
-        ]
+        (part,) = await env.rewards()
+    assert (part.name, part.value, part.weight) == ("interaction", 1.0, 0.0)
     assert [step.terminated for step in steps] == [False, False, True]
     assert list(steps[0].messages) == [{"role": "user", "content": "No."}]
     said = [(message["role"], message["content"]) for message in user.heard[-1]]
@@ -292,20 +257,17 @@ def guess_rollout(tmp_path: Path, replies: list[str]) -> tuple[Rollout, Job]:
     )
     (tmp_path / "task.py").write_text(GUESS)
     (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"}\n')
-    pack = load_pack(str(tmp_path))
-    config = Config.model_validate({"rewards": {"env": 1.0}})
-    return Rollout(ScriptedPolicy(replies, BYTES), CHAT, {"guess": pack}, config), Job(
-        pack.tasks("train")[0], 0
-    )
+    pack, config = load_pack(str(tmp_path)), Config.model_validate({"rewards": {"env": 1.0}})
+    rollout = Rollout(ScriptedPolicy(replies, BYTES), CHAT, {"guess": pack}, config)
+    return rollout, Job(pack.tasks("train")[0], 0)
 
 
 async def test_an_env_of_a_pack(tmp_path: Path) -> None:
     rollout, job = guess_rollout(tmp_path, ["3", "7"])
     episode = await rollout.episode(job)
     assert [turn.role for turn in episode.turns] == ["user", "assistant", "user", "assistant"]
-    assert episode.outcome is Outcome.SOLVED
     # What its steps gave adds up to the part `env`, which counts as the configuration says.
-    assert episode.reward == pytest.approx(1.0 + 0.9)
+    assert episode.outcome is Outcome.SOLVED and episode.reward == pytest.approx(1.0 + 0.9)
     assert rollout.context.packs["guess"].module.Guess.closed == 1
 
 
@@ -326,7 +288,6 @@ async def test_the_base_class() -> None:
     with pytest.raises(NotImplementedError):
         await env.step(turn())
     await env.close()
-    assert Step().messages == () and not Step().terminated
 
 
 def test_exceptions_of_tasks_become_env_errors() -> None:
@@ -336,7 +297,6 @@ def test_exceptions_of_tasks_become_env_errors() -> None:
 
 
 ASKED = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))
-SENT: list[str] = []
 
 
 @pytest.fixture
@@ -345,30 +305,16 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield opened
 
 
-def send(text: str) -> str:
-    """Send a text to someone outside.
-
-    Args:
-        text: What to send.
-    """
-    SENT.append(text)
+def send() -> str:
+    """Send something to someone outside."""
     return "sent"
 
 
-class User:
-    """Says the number of times it was asked, and rewards that."""
-
-    asked = 0
-
-    async def start(self, task: Task) -> None:
-        self.asked = 0
+class User(Patient):
+    """As many others: it cannot be taken back."""
 
     async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
-        self.asked += 1
-        return str(self.asked), 1.0
-
-    async def stop(self) -> None:
-        self.asked = -1
+        return "Go on.", 1.0
 
 
 async def answer(env: ToolEnv, index: int, name: str, **arguments: Any) -> str:
@@ -379,9 +325,8 @@ async def answer(env: ToolEnv, index: int, name: str, **arguments: Any) -> str:
 @pytest.mark.parametrize("keep", [4, 0])
 async def test_an_environment_rolls_back_to_before_a_turn(sandbox: Sandbox, keep: int) -> None:
     tools, opens = "run_python bash files submit calculator".split(), sandbox.session
-    async with opened(
-        *tools, task=ASKED, open_session=partial(opens, keep=keep), setup="x = 0"
-    ) as env:
+    given: dict[str, Any] = {"task": ASKED, "open_session": partial(opens, keep=keep)}
+    async with opened(*tools, setup="x = 0", **given) as env:
         await answer(env, 0, "calculator", expression="1 + 1")
         assert await answer(env, 1, "run_python", code="x += 1; x") == "1"
         await answer(env, 2, "bash", command="echo a > f")
@@ -395,50 +340,15 @@ async def test_an_environment_rolls_back_to_before_a_turn(sandbox: Sandbox, keep
         listed = await answer(env, 2, "run_python", code="import os; x, os.listdir('.')")
         assert listed == "(1, ['.shm', '.tmp'])"
         assert await env.back(0) == ()  # before the session was opened: its set-up stays
-        assert await answer(env, 0, "run_python", code="x") == "0"
-        assert await env.back(5) == ()
+        assert await answer(env, 0, "run_python", code="x") == "0" and await env.back(5) == ()
 
 
 async def test_what_cannot_be_taken_back_is_said() -> None:
-    SENT.clear()
     async with opened(send, "calculator", task=ASKED, interaction=User()) as env:
         await env.step(AssistantTurn("hello", (), 0))
-        await answer(env, 1, "send", text="hi")
+        await answer(env, 1, "send")
         await answer(env, 2, "calculator", expression="2")
         assert [(part.name, part.value) for part in await env.rewards()] == [("interaction", 1.0)]
-        assert await env.back(2) == ()
-        assert await env.back(1) == ("what send did stays done",)
-        assert await env.back(0) == ("what the simulated user did stays done",)
-        assert await env.rewards() == () and SENT == ["hi"]
-
-
-def python(code: str) -> str:
-    call = json.dumps({"name": "run_python", "arguments": {"code": code}})
-    return f"<tool_call>\n{call}\n</tool_call>"
-
-
-async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
-    env = ToolEnv(
-        [as_tool("run_python"), as_tool(send)], open_session=partial(sandbox.session, keep=4)
-    )
-    outside = '<tool_call>\n{"name": "send", "arguments": {"text": "hi"}}\n</tool_call>'
-    replies = [
-        python("x = 1"),
-        "done",
-        python("x += 1\nopen('f', 'w').write('2')"),
-        "done",
-        outside,
-        "done",
-    ]
-    made, events = open_chat(replies, env, sandbox=sandbox)
-    await made.begin()
-    for text in ("a", "b"):
-        await made.user(text)
-    assert (await made.call("run_python", {"code": "x, open('f').read()"})).text == "(2, '2')"
-    await made.undo()
-    seen = await made.call("run_python", {"code": "import os; x, os.path.exists('f')"})
-    assert seen.text == "(1, False)" and not [event for event in events if event["ev"] == "note"]
-    await made.user("c")
-    await made.undo()
-    assert [e["text"] for e in events if e["ev"] == "note"] == ["what send did stays done"]
-    await made.talk.close()
+        notes = [await env.back(turn) for turn in (2, 1, 0)]
+        user = ("what the simulated user did stays done",)
+        assert notes == [(), ("what send did stays done",), user] and await env.rewards() == ()

@@ -2,7 +2,6 @@
 
 import io
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,76 +9,25 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli import ByteTokenizer, Chat, Config, Pack, ScriptedPolicy, load_pack
-from agentrl_cli.chat_session.session import Session
+from agentrl_cli import Config, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.commands import main
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
 from agentrl_cli.envs.user_simulator import Gsm8k, GuessNumber, Interaction, Reply, Ruled, Scripted
-from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
+from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.rewards import Reward, rules
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.rollout.world import make_env
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Message, Origin, Outcome, Task
 from tests.helpers.chat import CHAT
+from tests.helpers.cli import Cli
+from tests.helpers.packs import call
+from tests.helpers.packs import pack as write_pack
 from tests.helpers.remote import server
-from tests.helpers.session import open_chat
 from tests.helpers.web import completion, served
 from tests.tui.test_chat import serve
-
-TASK_YAML = """\
-name: door-task
-description: Say the word.
-tools: []
-sandbox: false
-rewards:
-  opened: {weight: 1.0, primary: true}
-row: [word]
-"""
-TASK_PY = """
-from agentrl_cli.envs.tool_env import Env, Step
-
-
-class Door(Env):
-    async def reset(self, task):
-        self.word, self.tries = task.data["word"], 0
-        return [*task.prompt[:-1], {"role": "user", "content": "A door. Say the word."}]
-
-    async def step(self, turn):
-        self.tries += 1
-        if turn.content.strip() == self.word:
-            return Step(reward=1.0, terminated=True)
-        return Step(messages=[{"role": "user", "content": f"{self.tries} wrong"}], reward=-0.1)
-
-
-def make_env(task):
-    if task.data["word"] == "crash":
-        raise ValueError("no such door")
-    return Door()
-
-
-def opened(episode, ctx):
-    return float(ctx.final_text.strip() == ctx.task.data["word"])
-
-
-REWARDS = {"opened": opened}
-"""
-
-
-def door(folder: Path) -> Pack:
-    """A pack with an environment of its own, in a project."""
-    (folder / "data").mkdir(parents=True)
-    (folder / "task.yaml").write_text(TASK_YAML)
-    (folder / "task.py").write_text(textwrap.dedent(TASK_PY))
-    (folder.parent / "agentrl.yaml").write_text(f"task: {{packs: [{folder}]}}\n")
-    rows = [
-        {"id": word, "family": "door", "prompt": "?", "word": word} for word in ("sesame", "crash")
-    ]
-    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_pack(str(folder))
 
 
 def config() -> Config:
@@ -92,24 +40,17 @@ async def play(
     path: Path, pack: Pack, task: Task, said: list[str], weights: dict[str, float]
 ) -> str:
     """A store with one episode of a scripted model; returns its id."""
-    tokenizer, settings = ByteTokenizer(), config()
+    tokenizer, settings = CHAT.tokenizer, config()
     settings.rewards = weights
+    kept = RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash)
     with Store.open(path) as store:
         store.tokenizers.add(
             tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
         )
         store.tasks.add([task])
-        run_config = settings.model_dump(mode="json")
-        row = store.runs.add(
-            RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config)
-        )
-        rollout = Rollout(
-            ScriptedPolicy(said, tokenizer),
-            Chat(tokenizer),
-            {pack.name: pack},
-            settings,
-            store=store,
-        )
+        row = store.runs.add(replace(kept, config=settings.model_dump(mode="json")))
+        policy = ScriptedPolicy(said, tokenizer)
+        rollout = Rollout(policy, CHAT, {pack.name: pack}, settings, store=store)
         return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
 
 
@@ -141,226 +82,93 @@ def guess(secret: int = 12) -> tuple[Pack, Task]:
 async def test_a_reroll_continues_with_the_simulated_user_from_where_it_was(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "15", "1", "1", "1", "1"], {})
-    with Store.open(db, readonly=True) as store:
-        assert store.episodes.get(episode).outcome is Outcome.TRUNCATED_TURNS
-    code, events = await what_if(
-        db, episode, "--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12")
-    )
+    again = ["--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12")]
+    code, events = await what_if(db, episode, *again)
     children = [event for event in events if event["ev"] == "child"]
     assert code == 0 and [event["outcome"] for event in children] == ["solved"] * 18, events[-1]
-    assert not [event for event in events if event["ev"] == "diverged"]
     with Store.open(db, readonly=True) as store:
         kept = store.episodes.get(children[-1]["episode"])  # of a slot that was used before
-    said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
-    assert said == ["From 1 to 20.", "higher", "higher"]
-    assert [turn.reward for turn in kept.turns if turn.role == "user"] == [None, 0.1, 0.1]
+    users = [(t.messages[0]["content"], t.reward) for t in kept.turns if t.role == "user"]
+    assert users == [("From 1 to 20.", None), ("higher", 0.1), ("higher", 0.1)]
     values = {part.name: part.value for part in kept.reward_parts}
-    assert values["interaction"] == pytest.approx(1.2) and values["env"] == pytest.approx(1.2)
+    assert (values["interaction"], values["env"]) == pytest.approx((1.2, 1.2))
 
 
 async def test_a_truncated_turn_is_not_answered(tmp_path: Path) -> None:
     db, pack = tmp_path / "a.db", load_pack("calc-task")
-    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
-    episode = await play(db, pack, pack.tasks("train")[0], [call + "x" * 300], {})
-    with Store.open(db, readonly=True) as store:
-        made = store.episodes.get(episode)
-    assert made.outcome is Outcome.TRUNCATED_TOKENS and made.tool_calls == 1
+    said = call("calculator", expression="1+1") + "x" * 300
+    episode = await play(db, pack, pack.tasks("train")[0], [said], {})
     code, events = await what_if(db, episode, "--rerun")
     assert code == 0 and not [event for event in events if event["ev"] == "rerun"]
-    code, events = await what_if(db, episode, "--turn", "2", *scripted(tmp_path, call + "x" * 300))
-    (found,) = [event for event in events if event["ev"] == "child"]
-    assert code == 0 and found["outcome"] == "truncated_tokens" and found["turns"] == 3
+    code, events = await what_if(db, episode, "--turn", "2", *scripted(tmp_path, said))
+    found = [(e["outcome"], e["turns"]) for e in events if e["ev"] == "child"]
+    assert code == 0 and found == [("truncated_tokens", 3)]
 
 
 async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "12"], {})
-    with Store.open(db) as store:
-        store.tasks.add([guess(3)[1]])
-        with store.transaction() as conn:
-            conn.execute("UPDATE tasks SET data=json_set(data, '$.secret', 3)")
+    with Store.open(db) as store, store.transaction() as conn:
+        conn.execute("UPDATE tasks SET data=json_set(data, '$.secret', 3)")
     code, events = await what_if(db, episode, "--turn", "4", *scripted(tmp_path, "3"))
     reported = [event["diverged"] for event in events if event["ev"] == "diverged"]
     assert code == 0 and reported == ["diverged at turn 2 (the user)"]
+    (child,) = [event["episode"] for event in events if event["ev"] == "child"]
     with Store.open(db, readonly=True) as store:
-        kept = store.episodes.get(
-            next(event["episode"] for event in events if event["ev"] == "child")
-        )
+        kept = store.episodes.get(child)
     assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
     (flag,) = [flag for flag in find_flags(kept) if flag.name == "DIVERGED"]
-    assert (flag.turn, flag.evidence) == (
-        3,
-        "diverged at turn 3: run again, the user said otherwise",
-    )
-
-
-async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path) -> None:
-    db, pack = tmp_path / "a.db", door(tmp_path / "door")
-    task = pack.tasks("train")[0]
-    episode = await play(db, pack, task, ["open", "please", "sesame"], {"env": 2.0})
-    project = ["--project", str(tmp_path)]
-    code, events = await what_if(db, episode, "--rerun", *project)
-    assert code == 0, events
-    rewards = next(event for event in events if event["ev"] == "rewards")
-    assert rewards["same"] and rewards["total_after"] == pytest.approx(
-        rewards["total_before"]
-    ) == pytest.approx(2.6)
-    given = ["--turn", "3", "--samples", "2", *project, *scripted(tmp_path, "no", "sesame")]
-    code, events = await what_if(db, episode, *given)
-    assert code == 0, events
-    children = [event["episode"] for event in events if event["ev"] == "child"]
-    with Store.open(db, readonly=True) as store:
-        for child in children:
-            kept = store.episodes.get(child)
-            said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
-            assert said == ["A door. Say the word.", "1 wrong", "2 wrong"] and kept.solved
-            assert kept.reward == pytest.approx(1.0 + 2.0 * 0.8)
+    said = "diverged at turn 3: run again, the user said otherwise"
+    assert (flag.turn, flag.evidence) == (3, said)
 
 
 async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
-    pack = door(tmp_path / "door")
+    breaks = "def make_env(task):\n    raise ValueError('no such door')\n"
+    write_pack(tmp_path, {}, [{"id": "crash", "prompt": "?"}], task=breaks)
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [.]}\n")
     given = ["--project", str(tmp_path), "--task", "crash", "--db", str(tmp_path / "c.db")]
     code, events = await serve([], *given, *scripted(tmp_path, "x"))
-    assert (
-        pack.name == "door-task"
-        and code == 1
-        and "ValueError: no such door" in events[-1]["message"]
-    ), events[-1]
+    assert code == 1 and "ValueError: no such door" in events[-1]["message"], events[-1]
 
 
-async def session(secret: int, *said: str) -> tuple[Session, list[dict[str, Any]]]:
-    pack, task = guess(secret)
-    env = await make_env(config().rollout, pack, Job(task, 0), None)
-    assert isinstance(env, ToolEnv)
-    return open_chat(said, env, task=task, rewards=pack.rewards)
-
-
-async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
-    made, events = await session(12, "10", "15", "19", "no", "12")
-    made.talk.max_turns = 2
-    await made.begin()
-
-    def said() -> list[str]:
-        return [turn.messages[0]["content"] for turn in made.turns if turn.role == "user"]
-
-    assert (
-        said() == ["From 1 to 20.", "higher", "lower"]
-        and "stopped after 2 turns" in events[-1]["text"]
-    )
-    made.options.simulate = False
-    await made.retry()
-    assert made.turns[-1].messages[0]["content"] == "19"
-    await made.user("Colder.")  # in the simulated user's place
-    assert said()[-1] == "Colder." and made.turns[-1].messages[0]["content"] == "no"
-    await made.ask_user()
-    assert said()[-1] == "Guess a number." and made.turns[-1].messages[0]["content"] == "12"
-    with pytest.raises(UsageError):
-        await made.as_tool("x")
-    await made.ask_user()
-    assert "ended the conversation" in events[-1]["text"] and [
-        part.value for part in await made.score()
-    ][:1] == [1.0]
-    await made.talk.close()
-
-
-async def test_undo_takes_the_simulated_user_back() -> None:
-    made, events = await session(5, "10", "7", "8", "5")
-    made.options.simulate = False
-    await made.begin()
-    await made.ask_user()
-    await made.ask_user()
-    assert [turn.reward for turn in made.turns if turn.role == "user"] == [None, 0.1, 0.1]
-    await made.undo()
-    await made.undo()
-    assert len(made.turns) == 3 and made.talk.transcript.earned is None
-    assert not [event for event in events if event["ev"] == "note"]
-    await made.ask_user()
-    assert made.turns[-2].messages[0]["content"] == "lower" and made.turns[-2].reward == 0.1
-    assert made.talk.transcript.earned == pytest.approx(0.1)
-    await made.talk.close()
-
-
-async def test_an_environment_goes_back_with_its_user() -> None:
-    task = guess(5)[1]
-    env = ToolEnv([], interaction=GuessNumber())
-    await env.reset(task)
-    for index, text in enumerate(["10", "7", "2"]):
+@pytest.mark.parametrize(
+    ("user", "said", "again", "reply"),
+    [
+        (GuessNumber(), ["10", "7", "2"], "11", -0.1),  # 10 was too high already
+        (Scripted(["a", "b"]), ["x", "x"], "x", "b"),
+    ],
+)
+async def test_an_environment_goes_back_with_its_user(
+    user: Interaction, said: list[str], again: str, reply: Any
+) -> None:
+    env = ToolEnv([], interaction=user)
+    await env.reset(guess(5)[1])
+    for index, text in enumerate(said):
         await env.step(AssistantTurn(text, (), index))
     assert await env.back(1) == ()
-    assert (await env.step(AssistantTurn("11", (), 1))).reward == -0.1  # 10 was too high already
-    env = ToolEnv([], interaction=Scripted(["a", "b"]))
-    await env.reset(task)
-    answers = [(await env.step(AssistantTurn("x", (), n))).messages[0]["content"] for n in range(2)]
-    await env.back(1)
-    again = (await env.step(AssistantTurn("x", (), 1))).messages[0]["content"]
-    assert (answers, again) == (["a", "b"], "b")
+    step = await env.step(AssistantTurn(again, (), 1))
+    assert reply in (step.reward, step.messages[0]["content"])
     await env.close()
 
 
-async def test_undo_makes_an_environment_of_its_own_again(tmp_path: Path) -> None:
-    door(tmp_path / "door")
-    given = ["--project", str(tmp_path), "--task", "sesame", "--db", str(tmp_path / "c.db")]
-    requests: list[dict[str, Any] | str] = [
-        {"op": "simulate", "on": False}, {"op": "simulate"}, {"op": "simulate"}, {"op": "undo"}, {"op": "simulate"},
-        {"op": "call", "name": "x"}, {"op": "simulate"}, {"op": "reward"}, {"op": "simulate"},
-    ]  # fmt: skip
-    replies = scripted(tmp_path, *["a", "b", "c", "d", "e", "f", "g", "sesame"])
-    code, events = await serve(requests, *given, *replies)
-    ready = events[0]
-    assert code == 0 and ready["user"] is True and ready["tools"] == []
-    said = [
-        event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
-    ]
-    # six turns of its own at first: max_turns; then one, one, one taken back, one
-    assert said[0] == "A door. Say the word." and said[-1].endswith("wrong")
-    assert any(event["ev"] == "error" and "x" in event["message"] for event in events)
-    assert any(event["ev"] == "reward" for event in events)
-
-
-async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
-    pack = load_pack("sql-task")
-    task = pack.tasks("train", limit=1)[0]
-    given = ["--pack", "sql-task", "--task", task.id, "--db", str(tmp_path / "c.db")]
-    code, events = await serve([], *given, *scripted(tmp_path, "I do not know."))
-    first = next(
-        event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
-    )
-    env = await make_env(config().rollout, pack, Job(task, 0), None)
-    wanted = (await env.reset(task))[-1]["content"]
-    await env.close()
-    assert code == 0 and first == wanted and "create table" in first
-
-
-def test_a_chat_in_one_command_speaks_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    call = (
-        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
-    )
-    command = [
-        "chat",
-        "--pack",
-        "calc-task",
-        "--db",
-        str(tmp_path / "c.db"),
-        *scripted(tmp_path, call, "54.", "no"),
-    ]
+def test_a_chat_in_one_command_speaks_json(tmp_path: Path, cli: Cli) -> None:
+    replies = [call("calculator", expression="12*4.5"), "54.", "no"]
+    command = ["chat", "--pack", "calc-task", "--db", "c.db", *scripted(tmp_path, *replies)]
     said = ("12*4.5?\nPlease.", "/tokens", "/save", "/bogus")
-    assert main([*command, "--json", *(word for text in said for word in ("--say", text))]) == 1
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out = cli(*command, "--json", *(word for text in said for word in ("--say", text)), code=1)
+    events = [json.loads(line) for line in out.splitlines()]
     turns = [event for event in events if event["ev"] == "turn"]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
     assert turns[1]["content"] == "12*4.5?\nPlease." and turns[3]["results"][0]["text"] == "54"
     assert len(turns[4]["ids"]) == len(turns[4]["logp"]) and "tokenizer" not in events[0]
-    with Store.open(tmp_path / "c.db", readonly=True) as store:
-        saved = next(event["episode"] for event in events if "episode" in event)
-        assert store.episodes.get(saved).kind == "chat"
     assert "no command /bogus" in events[-1]["message"]
-    assert main([*command, "--say", "12*4.5?"]) == 0
-    assert "54." in capsys.readouterr().out
-    broken = "chat --json --say x --model scripted --task y --db".split()
-    assert main([*broken, str(tmp_path / "c.db")]) == 2
-    (last,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    saved = next(event["episode"] for event in events if "episode" in event)
+    with Store.open(tmp_path / "c.db", readonly=True) as store:
+        assert store.episodes.get(saved).kind == "chat"
+    assert "54." in cli(*command, "--say", "12*4.5?")
+    broken = f"chat --json --say x --model scripted --task y --db {tmp_path}/b.db".split()
+    assert main(broken) == 2
+    last = json.loads(cli.capture.readouterr().out)
     assert last["ev"] == "fatal" and "needs a pack" in last["message"]
 
 
@@ -372,25 +180,21 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
         if path == "/v1/models":  # whether it is there
             return 200, {"data": []}
         seen.append(body)
-        if path == "/v1/chat/completions":
-            return 200, {
-                "choices": [{"message": {"content": "It is 54."}, "finish_reason": "stop"}]
-            }
-        return 200, {"choices": [{"text": "It is 54.", "finish_reason": "stop"}]}
+        said = "It is 54."
+        return 200, {
+            "choices": [{"message": {"content": said}, "text": said, "finish_reason": "stop"}]
+        }
 
     async with server(answer) as url:
         given = f"--set remote.backend=openai --set remote.url={url} --set remote.model=m".split()
-        given += ["--set", f"remote.backend.mode={mode}", "--db", str(tmp_path / "c.db")]
-        code, events = await serve(
-            [{"op": "user", "text": "12*4.5?"}], "--pack", "calc-task", *given
-        )
+        given += f"--set remote.backend.mode={mode} --db {tmp_path}/c.db --pack calc-task".split()
+        code, events = await serve([{"op": "user", "text": "12*4.5?"}], *given)
     assert code == 0, events
     last = [event for event in events if event["ev"] == "turn"][-1]
     assert last["content"] == "It is 54." and set(last["logp"]) == {None}
     if mode == "chat":
-        assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"] and seen[
-            0
-        ]["tools"]
+        assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
+        assert seen[0]["tools"]
     else:
         assert "12*4.5?" in seen[0]["prompt"] and "calculator" in seen[0]["prompt"]
 
@@ -414,8 +218,8 @@ async def talk(user: Interaction, said: Sequence[str], **data: Any) -> list[Repl
     return replies
 
 
-def pack(user: Any, row: dict[str, Any], function: Any = rules.interaction) -> Pack:
-    made = Pack.of("p", [row], [Reward("right", function)])
+def pack(user: Any, row: dict[str, Any]) -> Pack:
+    made = Pack.of("p", [row], [Reward("right", rules.interaction)])
     return replace(made, interactions={"user": user})
 
 
@@ -427,32 +231,22 @@ async def played(made: Pack, said: list[str], store: Store | None = None) -> Epi
 
 
 async def test_a_script_and_a_rule() -> None:
-    assert await talk(Scripted(["Why?", "Thanks."], 0.5), ["a", "b", "c"]) == [
-        ("Why?", 0.5, False),
-        ("Thanks.", 0.5, False),
-        (None, 0.5, False),
-    ]
+    thanks = ("Thanks.", 0.5, False)
+    said = await talk(Scripted(["Why?", "Thanks."], 0.5), ["a", "b", "c"])
+    assert said == [("Why?", 0.5, False), thanks, (None, 0.5, False)]
 
     async def rule(messages: Sequence[Message], row: Task) -> Any:
-        said = messages[-1]["content"]
-        return {
-            "a": None,
-            "b": "More.",
-            "c": ("No.", -1.0),
-            "d": Reply("Bye.", row.data["worth"], True),
-        }[said]
+        answers = {"a": None, "b": "More.", "c": ("No.", -1.0)}
+        return answers.get(messages[-1]["content"], Reply("Bye.", row.data["worth"], True))
 
-    expected = [
+    assert await talk(Ruled(rule), "abcd", worth=2.0) == [
         (None, None, False),
         ("More.", None, False),
         ("No.", -1.0, False),
         ("Bye.", 2.0, True),
     ]
-    assert await talk(Ruled(rule), "abcd", worth=2.0) == expected
-    assert await talk(Ruled(lambda messages, row: f"{len(messages)}"), ["a", "b"]) == [
-        ("2", None, False),
-        ("4", None, False),
-    ]
+    counts = await talk(Ruled(lambda messages, row: f"{len(messages)}"), ["a", "b"])
+    assert counts == [("2", None, False), ("4", None, False)]
 
 
 async def test_guess_the_number() -> None:
@@ -470,14 +264,10 @@ async def test_guess_the_number() -> None:
 
 async def test_gsm8k() -> None:
     wrong = (Gsm8k.WRONG, 0.0, False)
-    assert await talk(Gsm8k(), ["#### 4", "it is 1,002.0"], answer="1002") == [
-        wrong,
-        (None, 1.0, True),
-    ]
-    assert await talk(Gsm8k(2), ["4", "5"], interaction_kwargs={"ground_truth": 6}) == [
-        wrong,
-        (None, 0.0, True),
-    ]
+    said = await talk(Gsm8k(), ["#### 4", "it is 1,002.0"], answer="1002")
+    assert said == [wrong, (None, 1.0, True)]
+    said = await talk(Gsm8k(2), ["4", "5"], interaction_kwargs={"ground_truth": 6})
+    assert said == [wrong, (None, 0.0, True)]
     with pytest.raises(EnvError, match="no ground_truth"):
         await talk(Gsm8k(), ["1"])
 
@@ -488,31 +278,28 @@ async def test_turns_of_the_user_are_stored_with_their_rewards(tmp_path: Path) -
         kept = store.episodes.get(done.id)
     assert done.outcome is Outcome.SOLVED and kept.turns == done.turns
     users = [turn for turn in kept.turns if turn.role == "user"]
-    assert [(turn.messages[0]["content"], turn.reward) for turn in users] == [
-        ("Guess my number.", None),
-        ("lower", 0.1),
-        ("higher", 0.1),
-    ]
+    said = [(turn.messages[0]["content"], turn.reward) for turn in users]
+    assert said == [("Guess my number.", None), ("lower", 0.1), ("higher", 0.1)]
     assert all(Origin.USER in kept.tokens.origin[turn.start : turn.end] for turn in users)
     part = next(part for part in kept.reward_parts if part.name == "interaction")
-    assert (
-        part.value == pytest.approx(1.2)
-        and part.weight == 0
-        and part.detail == "by turn: 0.1, 0.1, 1"
-    )
+    assert part.value == pytest.approx(1.2) and part.weight == 0
+    assert part.detail == "by turn: 0.1, 0.1, 1"
 
 
-async def test_a_user_that_ends_with_a_word_is_heard_and_one_that_crashes_masks_the_episode() -> (
-    None
-):
-    async def end(rule: Any) -> Episode:
-        return await played(pack(lambda: Ruled(rule), {"prompt": "Hi."}), ["Hello.", "never said"])
-
-    heard = await end(lambda messages, row: Reply("Goodbye.", 0.5, True))
-    assert heard.turns[-1].messages[0]["content"] == "Goodbye." and heard.turns[-1].reward == 0.5
-    assert heard.outcome is Outcome.FAILED
-    crashed = await end(lambda messages, row: 1 / 0)
-    assert crashed.outcome is Outcome.ENV_ERROR and "ZeroDivisionError" in crashed.error
+@pytest.mark.parametrize(
+    ("rule", "outcome", "error"),
+    [
+        (lambda messages, row: Reply("Goodbye.", 0.5, True), Outcome.FAILED, ""),
+        (lambda messages, row: 1 / 0, Outcome.ENV_ERROR, "ZeroDivisionError"),
+    ],
+)
+async def test_a_user_that_ends_with_a_word_is_heard_and_one_that_crashes_masks_the_episode(
+    rule: Any, outcome: Outcome, error: str
+) -> None:
+    done = await played(pack(lambda: Ruled(rule), {"prompt": "Hi."}), ["Hello.", "never said"])
+    last = done.turns[-1]
+    assert done.outcome is outcome and error in done.error
+    assert error or (last.messages[0]["content"], last.reward) == ("Goodbye.", 0.5)
 
 
 # --- a model as the user ---------------------------------------------------------------------------------------------
@@ -537,23 +324,15 @@ async def test_a_model_plays_the_user(
 ) -> None:
     url, bodies, answers = endpoint
     answers += ["I want a refund.", "Thank you. [DONE]"]
-    entry = {
-        "name": "user",
-        "model": {"url": url, "model": "m", "persona": "You are curt.", "cache": None},
-    }
-    maker = load_interactions(tmp_path, [entry])["user"]
-    replies = await talk(
-        maker(), ["How can I help?", "Done."], interaction_kwargs={"goal": "a refund"}
-    )
+    model = {"url": url, "model": "m", "persona": "You are curt.", "cache": None}
+    maker = load_interactions(tmp_path, [{"name": "user", "model": model}])["user"]
+    asked = {"goal": "a refund"}
+    replies = await talk(maker(), ["How can I help?", "Done."], interaction_kwargs=asked)
     assert replies == [("I want a refund.", None, False), ("Thank you.", None, True)]
     system, *said = bodies[1]["messages"]
     assert system["role"] == "system" and "You are curt.\nYour goal: a refund" in system["content"]
-    assert [message["role"] for message in said] == [
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-    ]  # the roles are swapped
+    # the roles are swapped
+    assert [message["role"] for message in said] == ["assistant", "user"] * 2
 
 
 async def test_a_model_that_cannot_be_reached_masks_the_episode(tmp_path: Path) -> None:
@@ -574,24 +353,18 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
         "    async def stop(self): ...\n"
         "def rule(messages, task):\n    return None\n"
     )
-    entries: list[Any] = [
-        "guess_number",
-        {"name": "g", "function": "gsm8k", "config": {"tries": 5}},
-        {"name": "kind", "function": "mine.py:Kind", "config": {"mood": "bad"}},
-        {"name": "rule", "function": "mine.py:rule"},
-        {"name": "talk", "script": ["a"], "reward": 1},
-    ]
-    made = {name: maker() for name, maker in load_interactions(tmp_path, entries).items()}
-    kinds = {name: type(user).__name__ for name, user in made.items()}
-    assert kinds == {
-        "guess_number": "GuessNumber",
-        "g": "Gsm8k",
-        "kind": "Kind",
-        "rule": "Ruled",
-        "talk": "Scripted",
+    entries: dict[str, Any] = {
+        "GuessNumber": "guess_number",
+        "Gsm8k": {"name": "g", "function": "gsm8k", "config": {"tries": 5}},
+        "Kind": {"name": "kind", "function": "mine.py:Kind", "config": {"mood": "bad"}},
+        "Ruled": {"name": "rule", "function": "mine.py:rule"},
+        "Scripted": {"name": "talk", "script": ["a"], "reward": 1},
     }
-    assert made["g"].tries == 5 and made["kind"].mood == "bad"  # type: ignore[attr-defined]
-    assert load_interactions(tmp_path, None) == {}
+    makers = load_interactions(tmp_path, [*entries.values()])
+    assert list(makers) == ["guess_number", "g", "kind", "rule", "talk"]
+    made: list[Any] = [maker() for maker in makers.values()]
+    assert [type(user).__name__ for user in made] == list(entries)
+    assert (made[1].tries, made[2].mood, load_interactions(tmp_path, None)) == (5, "bad", {})
 
 
 @pytest.mark.parametrize(

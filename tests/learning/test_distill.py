@@ -11,14 +11,21 @@ import pytest
 import torch
 
 from agentrl_cli import Episode, Store, Tokenizer
-from agentrl_cli.commands import main
 from agentrl_cli.config.estimators import Distill
 from agentrl_cli.errors import ConfigError, ModelError
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.trainer.teacher import require_same_tokenizer
-from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
+from tests.helpers.cli import Cli
+from tests.helpers.train import (
+    after_training,
+    episodes_of,
+    trainer_of,
+    write_model,
+    write_project,
+    write_tokenizer,
+)
 from tests.helpers.web import served
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
@@ -66,9 +73,8 @@ def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert
     gaps = []
     for group in groups:
         rewards = np.array([float(e.graded_reward) for e in group])
-        for episode, reward in zip(
-            group, (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4), strict=True
-        ):
+        gains = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+        for episode, gain in zip(group, gains, strict=True):
             ids, mask = episode.tokens.ids, episode.tokens.trained_mask
             picked = torch.as_tensor(ids[1:].astype(np.int64))[:, None]
             with torch.no_grad():
@@ -76,13 +82,13 @@ def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert
                     plain(model, ids).gather(1, picked)[:, 0].numpy()[mask[1:]]
                     for model in (start, expert)
                 )
-            found = update.signals[episode.id]
-            np.testing.assert_allclose(
-                found.advantage[mask], 0.7 * (other - own) + 0.5 * reward, atol=1e-5
-            )
-            assert found.logp_teacher is not None and found.reward_advantage is not None
-            np.testing.assert_allclose(found.logp_teacher[mask], other, atol=1e-5)
-            np.testing.assert_allclose(found.reward_advantage[mask], reward, atol=1e-5)
+            found: Any = update.signals[episode.id]
+            for name, wanted in (
+                ("advantage", 0.7 * (other - own) + 0.5 * gain),
+                ("logp_teacher", other),
+                ("reward_advantage", gain),
+            ):
+                np.testing.assert_allclose(getattr(found, name)[mask], wanted, atol=1e-5)
             gaps.append(own - other)
     assert update.metrics["distill/kl"] == pytest.approx(np.concatenate(gaps).mean(), abs=1e-5)
 
@@ -117,18 +123,15 @@ def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(
 
 
 def test_a_hint_is_in_the_teachers_prompt_alone(start: Any) -> None:
-    groups = episodes(start, SPREAD)
-    more = np.array([9, 8, 7], np.int32)
+    groups, more = episodes(start, SPREAD), np.array([9, 8, 7], np.int32)
     update = distilled(copy.deepcopy(start), None, groups, hint=lambda episode: more)
     for episode in (e for group in groups for e in group):
         ids, mask = episode.tokens.ids, episode.tokens.trained_mask
         first = int(np.flatnonzero(mask)[0])
-        seen = np.concatenate([ids[:first], more, ids[first:]])
         with torch.no_grad():
-            every = plain(start, seen).numpy()
+            every = plain(start, np.concatenate([ids[:first], more, ids[first:]])).numpy()
         wanted = [every[first + len(more) + n - 1, id_] for n, id_ in enumerate(ids[first:])]
-        found = update.signals[episode.id].logp_teacher
-        assert found is not None
+        found: Any = update.signals[episode.id].logp_teacher
         np.testing.assert_allclose(found[mask], wanted, atol=1e-5)
 
 
@@ -167,54 +170,38 @@ async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, exper
     folder, other = write_model(tmp_path / "model"), tmp_path / "expert"
     expert.save_pretrained(other)
     write_tokenizer(other)
-    found = []
-    with scoring(expert, Tokenizer.load(folder)) as url:
+    found, tokenizer = [], Tokenizer.load(folder)
+
+    def by(teacher: str) -> dict[str, Any]:
+        return {"advantage": {"name": "distill", "teacher": teacher}}
+
+    with scoring(expert, tokenizer) as url:
         for name, teacher in (("a", url), ("b", str(other))):
-            algo = {"advantage": {"name": "distill", "teacher": teacher}}
-            async with trainer_of(
-                tmp_path / name, folder, algo=algo, train={"steps": 1}
-            ) as trainer:
-                run = await trainer.train()
+            given: dict[str, Any] = {"algo": by(teacher), "train": {"steps": 1}}
+            async with after_training(tmp_path / name, folder, **given) as (trainer, run):
                 signals = [trainer.store.signals.get(e.id) for e in episodes_of(trainer.store, run)]
-                scores = [
-                    s.logp_teacher for s in signals if s is not None and s.logp_teacher is not None
-                ]
-                found.append(np.concatenate(scores))
+            scores = [s.logp_teacher for s in signals if s and s.logp_teacher is not None]
+            found.append(np.sort(np.concatenate(scores)))  # the order of the end is not fixed
     assert np.isfinite(found[0]).sum() > 20
-    np.testing.assert_allclose(
-        np.sort(found[0]), np.sort(found[1]), atol=1e-5
-    )  # the order of the end is not fixed
-    with (
-        scoring(expert, Tokenizer.load(folder), cut=True) as url,
-        pytest.raises(ModelError, match="no log-prob"),
-    ):
-        algo = {"advantage": {"name": "distill", "teacher": url}}
-        async with trainer_of(tmp_path / "c", folder, algo=algo):
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    with scoring(expert, tokenizer, cut=True) as url, pytest.raises(ModelError, match="no log-pro"):
+        async with trainer_of(tmp_path / "c", folder, algo=by(url)):
             pass
 
 
 def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, cli: Cli
 ) -> None:
     teacher = write_model(tmp_path / "teacher", only=200)
-    project = write_project(tmp_path / "project", model)
-    given = ["--project", str(project), "--set", "algo.advantage.name=distill"]
-    keys = {
-        "algo.advantage.teacher": teacher,
-        "algo.advantage.form": "full",
-        "train.lr": 0.02,
-        "train.steps": 8,
-    }
-    sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
-    assert main(["train", *given, *sets]) == 0
-    with Store.open(project / "runs" / "agentrl.db") as store:
+    chosen = {"name": "distill", "teacher": str(teacher), "form": "full"}
+    write_project(tmp_path, model, algo={"advantage": chosen}, train={"lr": 0.02, "steps": 8})
+    cli("train")
+    with Store.open(tmp_path / "runs" / "agentrl.db") as store:
         (run,) = store.runs.all()
         first = episodes_of(store, run)[0].id
         steps = [row["distill/loss"] for row in store.runs.steps(run.id)]
     assert steps[-1] < 0.5 * steps[0], "the student comes to the teacher"
-    capsys.readouterr()
-    assert main(["replay", first, "--project", str(project), "--tokens"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("replay", first, "--tokens")
     assert "logp_teacher" in shown and "reward_advantage" in shown
 
 
@@ -229,9 +216,8 @@ def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
 async def test_what_cannot_be_is_refused_at_the_start(
     tmp_path: Path, model: Path, keys: dict[str, Any], said: str
 ) -> None:
+    algo = {"advantage": {"name": "distill", **keys}}
     with pytest.raises(ConfigError) as caught:
-        async with trainer_of(
-            tmp_path / "p", model, algo={"advantage": {"name": "distill", **keys}}
-        ):
+        async with trainer_of(tmp_path / "p", model, algo=algo):
             pass
     assert said in f"{caught.value.message} {caught.value.hint}"

@@ -14,7 +14,6 @@ from torch import nn
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.batch import Batch
-from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.logprobs import head_logprobs
@@ -41,25 +40,28 @@ from agentrl_cli.types.tokens import FAR, MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
 
-def test_rejection_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("rule", "upper", "lower", "accepted"),
+    [
+        ("token_k1", 1.5, None, [False, True, False]),
+        ("token_k1", 2.1, 0.9, [False, True, True]),  # π_sampler / π_trainer is 0.5, 1, 2
+        ("token_k2", 0.2, None, [False, True, False]),  # log² 2 / 2 = 0.24
+        ("token_k3", 0.25, None, [False, True, True]),
+        ("seq_sum_k1", 1.01, None, [True] * 3),
+        ("seq_mean_k1", 1.01, None, [True] * 3),
+        ("seq_mean_k3", 0.16, None, [False] * 3),  # (0.307 + 0.193) / 3 = 0.167
+        ("seq_mean_k3", 0.17, None, [True] * 3),
+        ("seq_sum_k2", 0.47, None, [False] * 3),  # 0.48
+        ("seq_max_k3", 0.3, None, [False] * 3),
+        ("seq_max_k2", 0.25, None, [True] * 3),
+    ],
+)
+def test_rejection_by_hand(
+    rule: str, upper: float, lower: float | None, accepted: list[bool]
+) -> None:
     # log ratios trainer − sampler: log 2, 0, −log 2; mean 0, sum 0; k3 of log 2 is 1 − log 2 = 0.307, of −log 2 0.193
-    sampler = np.zeros(3, np.float32)
-    trainer = np.array([log(2), 0, -log(2)], np.float32)
-    by = {
-        ("token_k1", 1.5, None): [False, True, False],
-        ("token_k1", 2.1, 0.9): [False, True, True],  # π_sampler / π_trainer is 0.5, 1, 2
-        ("token_k2", 0.2, None): [False, True, False],  # log² 2 / 2 = 0.24
-        ("token_k3", 0.25, None): [False, True, True],
-        ("seq_sum_k1", 1.01, None): [True] * 3,
-        ("seq_mean_k1", 1.01, None): [True] * 3,
-        ("seq_mean_k3", 0.16, None): [False] * 3,  # (0.307 + 0.193) / 3 = 0.167
-        ("seq_mean_k3", 0.17, None): [True] * 3,
-        ("seq_sum_k2", 0.47, None): [False] * 3,  # 0.48
-        ("seq_max_k3", 0.3, None): [False] * 3,
-        ("seq_max_k2", 0.25, None): [True] * 3,
-    }
-    for (rule, upper, lower), expected in by.items():
-        assert within_bounds(rule, trainer, sampler, upper, lower).tolist() == expected, rule
+    sampler, trainer = np.zeros(3, np.float32), np.array([log(2), 0, -log(2)], np.float32)
+    assert within_bounds(rule, trainer, sampler, upper, lower).tolist() == accepted
     unknown = np.array([np.nan, 0, 0], np.float32)
     assert within_bounds("token_k1", trainer, unknown, 1.5).tolist() == [True, True, False]
 
@@ -77,25 +79,23 @@ def trained(model: Any, groups: list[list[Episode]], **algo: Any) -> Update:
 
 
 def flat(update: Update, name: str) -> np.ndarray:
-    values = np.concatenate([getattr(signals, name) for signals in update.signals.values()])
-    weight = np.concatenate([signals.weight for signals in update.signals.values()])
+    values, weight = (
+        np.concatenate([getattr(signals, one) for signals in update.signals.values()])
+        for one in (name, "weight")
+    )
     return np.asarray(values[~np.isnan(weight)])
 
 
 def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Episode]]:
-    return [
-        [
-            e.with_(
-                tokens=replace(
-                    e.tokens,
-                    logp_sampled=e.tokens.logp_sampled + np.float32(amount * (e.id == of)),
-                    logp_policy=e.tokens.logp_policy + np.float32(amount * (e.id == of)),
-                )
-            )
-            for e in group
-        ]
-        for group in groups
-    ]
+    """The groups with `amount` more in what was recorded of the episode `of`."""
+    found: list[list[Episode]] = []
+    for group in groups:
+        found.append([])
+        for e in group:
+            more = np.float32(amount if e.id == of else 0)
+            logps = {n: getattr(e.tokens, n) + more for n in ("logp_sampled", "logp_policy")}
+            found[-1].append(e.with_(tokens=replace(e.tokens, **logps)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -140,93 +140,87 @@ def test_sequences_far_from_what_was_sampled_leave_the_batch(start: Any) -> None
     groups = shifted(episodes(start, SPREAD), 0.5, "0-1")
     update = trained(start, groups, reject="seq_mean_k1", reject_upper=1.2)
     tokens = {e.id: e.trained_tokens for group in groups for e in group}
-    assert update.metrics["reject/tokens"] == pytest.approx(tokens["0-1"] / sum(tokens.values()))
-    assert update.metrics["reject/sequences"] == pytest.approx(1 / 6)
-    left = sum(tokens.values()) - tokens["0-1"]
+    total = sum(tokens.values())
+    rejected = {name: update.metrics[f"reject/{name}"] for name in ("tokens", "sequences")}
+    assert rejected == pytest.approx({"tokens": tokens["0-1"] / total, "sequences": 1 / 6})
     for name, signals in update.signals.items():
-        wanted = 0.0 if name == "0-1" else update.advantages[name] / left
-        assert signals.weight[~np.isnan(signals.weight)] == pytest.approx(wanted, rel=1e-4)
-        assert set(signals.clipped[~np.isnan(signals.weight)]) == {REJECTED if name == "0-1" else 0}
-    assert (
-        trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics["reject/tokens"] == 0
-    )
+        out, mask = name == "0-1", ~np.isnan(signals.weight)
+        wanted = 0.0 if out else update.advantages[name] / (total - tokens["0-1"])
+        assert signals.weight[mask] == pytest.approx(wanted, rel=1e-4)
+        assert set(signals.clipped[mask]) == {REJECTED if out else 0}
+    none = trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics
+    assert none["reject/tokens"] == 0
 
 
 def test_only_uncertain_tokens_are_pushed(start: Any) -> None:
     groups = episodes(start, SPREAD)
     plain, held = trained(start, groups), trained(start, groups, entropy_share=0.25)
-    open_, all_ = flat(held, "weight") != 0, flat(plain, "weight") != 0
-    assert 0.2 < open_.sum() / len(open_) < 0.3 and all_.sum() > open_.sum()
+    before, after = flat(plain, "weight"), flat(held, "weight")
+    open_ = after != 0
+    assert 0.2 < open_.mean() < 0.3 and (before != 0).sum() > open_.sum()
     assert (flat(held, "clipped") == np.where(open_, 0, MASKED)).all()
-    assert flat(held, "weight")[open_] == pytest.approx(flat(plain, "weight")[open_]), (
-        "and the totals stay"
-    )
+    assert after[open_] == pytest.approx(before[open_]), "and the totals stay"
 
 
 def test_deepseeks_mask_holds_what_became_unlikely(start: Any) -> None:
     groups = shifted(episodes(start, [[0, 1, 1], [1, 0, 0]]), 0.5, "0-0")
-    update = trained(start, groups, off_policy_mask=0.4, correction="none")
-    zero = {
-        name
-        for name, one in update.signals.items()
-        if (one.weight[~np.isnan(one.weight)] == 0).all()
-    }
-    assert zero == {"0-0"} and update.metrics["sampling/off_policy_masked"] > 0
-    for found in (
-        update,
-        trained(start, groups, correction="mis", correction_floor=0.7),
-    ):  # the ratio is e^-0.5
+    masked = trained(start, groups, off_policy_mask=0.4, correction="none")
+    assert masked.metrics["sampling/off_policy_masked"] > 0
+    corrected = trained(start, groups, correction="mis", correction_floor=0.7)  # of e^-0.5
+    for found in (masked, corrected):
         for name, one in found.signals.items():
-            assert set(one.clipped[~np.isnan(one.weight)]) == {FAR if name == "0-0" else 0}
+            mask, far = ~np.isnan(one.weight), name == "0-0"
+            assert set(one.clipped[mask]) == {FAR if far else 0}
+            assert found is corrected or (one.weight[mask] == 0).all() == far
 
 
 def test_bypass_compares_with_the_sampler_and_saves_a_forward(start: Any) -> None:
-    groups = shifted(episodes(start, SPREAD), 0.1, "0-1")
-    update = trained(start, groups, bypass=True, epochs=1)
+    groups = episodes(start, SPREAD)
+    update = trained(start, shifted(groups, 0.1, "0-1"), bypass=True, epochs=1)
     ratio = update.signals["0-1"].ratio
     assert ratio[~np.isnan(ratio)] == pytest.approx(exp(-0.1), rel=1e-3)
     assert "sampling/sampling_logp_difference/mean" not in update.metrics
-    unknown = shifted(episodes(start, SPREAD), np.nan, "0-1")
-    assert flat(trained(start, unknown, bypass=True), "ratio") == pytest.approx(1, abs=1e-3)
+    unknown = trained(start, shifted(groups, np.nan, "0-1"), bypass=True)
+    assert flat(unknown, "ratio") == pytest.approx(1, abs=1e-3)
 
 
 def test_a_reference_that_follows(start: Any) -> None:
     groups, model = episodes(start, SPREAD), copy.deepcopy(start)
     settings: dict[str, Any] = {"kl_coef": 0.1, "ref_ema": 0.5, "ref_ema_steps": 2}
-    learner = Learner(model, config(algo=settings))
+    learner: Any = Learner(model, config(algo=settings))
     first = learner.update(groups, 0)
-    assert flat(first, "logp_ref") == pytest.approx(flat(first, "logp_train"), abs=1e-5), (
-        "it begins as the model"
-    )
+    own = flat(first, "logp_train")
+    assert flat(first, "logp_ref") == pytest.approx(own, abs=1e-5), "it begins as the model"
     learner.update(groups, 1)
-    after = weights(model)
-    assert isinstance(learner.compute, Compute)
-    average = learner.compute.average
-    assert average is not None
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    begun = weights(start)
-    for name, value in zip(names, average.weights, strict=True):
-        torch.testing.assert_close(value, (begun[name] + after[name]) / 2)
+    begun, now = weights(start), [p for p in model.named_parameters() if p[1].requires_grad]
+    for (name, after), value in zip(now, learner.compute.average.weights, strict=True):
+        torch.testing.assert_close(value, (begun[name] + after.detach()) / 2)
     other = Learner(copy.deepcopy(model), config(algo=settings))
     other.load_state(copy.deepcopy(learner.state()))
     resumed, on = other.update(groups, 2), learner.update(groups, 2)
     assert resumed.metrics["kl"] == on.metrics["kl"] > 0
 
 
-def test_void_turns() -> None:
-    def turn(text: str, *calls: ToolCall, stop: StopReason = StopReason.STOP) -> Turn:
-        return Turn(
-            1, "assistant", ({"role": "assistant", "content": text},), 0, 1, calls, stop_reason=stop
-        )
+GOOD_CALL = ToolCall("1", "f", {}, "{}")
+BAD_CALL = ToolCall("2", "f", None, "{", error="malformed_call")
 
-    good, bad = ToolCall("1", "f", {}, "{}"), ToolCall("2", "f", None, "{", error="malformed_call")
-    assert (
-        not void(turn("Answer: 1")) and not void(turn("", good)) and not void(turn("", bad, good))
-    )
-    assert (
-        void(turn(" ")) and void(turn("…", bad)) and void(turn("thinking", stop=StopReason.LENGTH))
-    )
-    assert not void(Turn(0, "user", ({"role": "user", "content": ""},), 0, 1))
+
+@pytest.mark.parametrize(
+    ("text", "more", "is_void"),
+    [
+        ("Answer: 1", {}, False),
+        ("", {"calls": (GOOD_CALL,)}, False),
+        ("", {"calls": (BAD_CALL, GOOD_CALL)}, False),
+        (" ", {}, True),
+        ("…", {"calls": (BAD_CALL,)}, True),
+        ("thinking", {"stop_reason": StopReason.LENGTH}, True),
+        ("", {"role": "user"}, False),
+    ],
+)
+def test_void_turns(text: str, more: dict[str, Any], is_void: bool) -> None:
+    said = ({"role": "assistant", "content": text},)
+    turn = Turn(1, "assistant", said, 0, 1, stop_reason=StopReason.STOP)
+    assert void(replace(turn, **more)) is is_void
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -234,23 +228,21 @@ def test_log_probabilities_among_some_tokens(frozen: bool) -> None:
     g = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 4, generator=g).requires_grad_()
     head = nn.Linear(4, 6).requires_grad_(not frozen)
-    sets = [[0, 2, 5], None, [1]]
+    sets, targets = [[0, 2, 5], None, [1]], torch.tensor([2, 4, 1])
     support = supports([None if ids is None else np.array(ids, np.int32) for ids in sets])
-    targets = torch.tensor([2, 4, 1])
-    logp, entropy = head_logprobs(head, hidden, targets, temperature=0.7, support=support)
-    wanted, uncertain = [], []
+    own = head_logprobs(head, hidden, targets, temperature=0.7, support=support)
+    logps, entropies = [], []
     for row, ids in enumerate(sets):
         kept = list(range(6)) if ids is None else ids
         among = torch.log_softmax(head(hidden[row])[kept] / 0.7, -1)
-        wanted.append(among[kept.index(int(targets[row]))])
-        uncertain.append(-(among.exp() * among).sum())
-    torch.testing.assert_close(logp, torch.stack(wanted))
-    torch.testing.assert_close(entropy, torch.stack(uncertain))
-    own = [hidden, *([] if frozen else [head.weight, head.bias])]
-    pushed = [torch.autograd.grad((a + 0.1 * b).sum(), own, retain_graph=True) for a, b in (
-        (logp, entropy), (torch.stack(wanted), torch.stack(uncertain))
-    )]  # fmt: skip
-    for mine, plain in zip(*pushed, strict=True):
+        logps.append(among[kept.index(int(targets[row]))])
+        entropies.append(-(among.exp() * among).sum())
+    leaves = [hidden, *([] if frozen else [head.weight, head.bias])]
+    found = [
+        [*both, *torch.autograd.grad((both[0] + 0.1 * both[1]).sum(), leaves)]
+        for both in (own, (torch.stack(logps), torch.stack(entropies)))
+    ]
+    for mine, plain in zip(*found, strict=True):
         torch.testing.assert_close(mine, plain)
 
 
@@ -262,32 +254,27 @@ async def test_what_was_sampled_is_what_is_trained(start: Any) -> None:
         generation = await policy.generate("a", prompt, sampling)
     finally:
         await policy.close()
-    given = Tokens.from_ids(prompt, np.full(len(prompt), Origin.USER, np.int8))
-    tokens = Tokens.concat([given, Tokens.from_generation(generation)])
-    assert tokens.support is not None and all(ids is None for ids in tokens.support[: len(prompt)])
-    sizes = [len(ids) for ids in tokens.support[len(prompt) :]]
-    assert min(sizes) > 0 and max(sizes) < 261
-    read = tokens_of([token_columns(given), token_columns(Tokens.from_generation(generation))])
-    assert read.support is not None
+    parts = [given(Origin.USER, *prompt.tolist()), Tokens.from_generation(generation)]
+    tokens: Any = Tokens.concat(parts)
+    assert all(ids is None for ids in tokens.support[: len(prompt)])
+    assert all(0 < len(ids) < 261 for ids in tokens.support[len(prompt) :])
+    read: Any = tokens_of([token_columns(part) for part in parts])
     for kept, was in zip(read.support, tokens.support, strict=True):
         np.testing.assert_equal(kept, was)
-    mask = tokens.trained_mask
-    with torch.no_grad():
-        _, among = trained_logprobs(start, [[Segment(tokens.ids, mask, support=read.support)]])
-        _, all_ = trained_logprobs(start, [[Segment(tokens.ids, mask)]])
-    np.testing.assert_allclose(among.logp.numpy(), generation.logp_sampled, atol=1e-4)
-    np.testing.assert_allclose(all_.logp.numpy(), generation.logp_policy, atol=1e-4)
+    for support, logp in ((read.support, generation.logp_sampled), (None, generation.logp_policy)):
+        segment = Segment(tokens.ids, tokens.trained_mask, support=support)
+        with torch.no_grad():
+            _, found = trained_logprobs(start, [[segment]])
+        np.testing.assert_allclose(found.logp.numpy(), logp, atol=1e-4)
     assert (generation.logp_sampled > generation.logp_policy + 0.1).all()
 
 
 def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
-    groups, settings = (
-        episodes(start, [[0, 1]]),
-        config(rollout={"top_p": 0.9, "replay_truncation": True}),
-    )
+    settings = config(rollout={"top_p": 0.9, "replay_truncation": True})
+    learner = Learner(copy.deepcopy(start), settings)
+    assert learner.loss_config.correction == "none"
     with pytest.raises(ConfigError, match="no record"):
-        Learner(copy.deepcopy(start), settings).update(groups, 0)
-    assert Learner(copy.deepcopy(start), settings).loss_config.correction == "none"
+        learner.update(episodes(start, [[0, 1]]), 0)
 
 
 # --- the padded batch ---
@@ -330,44 +317,46 @@ def three() -> list[Episode]:
     ]
 
 
-def padded() -> Batch:
+def padded() -> Any:
     gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
     return Batch.from_episodes(three(), advantages=gains, pad_id=PAD)
 
 
 def test_layout_by_hand() -> None:
     b = padded()
-    assert b.prompts.tolist() == [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]]
-    assert b.responses.tolist() == [[3, 4, 5, 6], [10, PAD, PAD, PAD], [12, 13, PAD, PAD]]
-    assert b.input_ids.tolist()[0] == [PAD, 1, 2, 3, 4, 5, 6]
-    assert b.attention_mask.tolist() == [
-        [0, 1, 1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 0, 0, 0],
-        [0, 0, 1, 1, 1, 0, 0],
-    ]
-    assert b.position_ids.tolist()[0] == [0, 0, 1, 2, 3, 4, 5]
-    assert b.position_ids.tolist()[2] == [0, 0, 0, 1, 2, 3, 4]
-    assert b.rewards is not None and b.rewards.tolist() == [0, 1, 2]
+    wanted = {
+        "prompts": [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]],
+        "responses": [[3, 4, 5, 6], [10, PAD, PAD, PAD], [12, 13, PAD, PAD]],
+        "attention_mask": [[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0]],
+        "rewards": [0, 1, 2],
+        "response_mask": [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]],
+        "advantages": [[1, 2, 0, 3], [4, 0, 0, 0], [5, 0, 0, 0]],
+        "old_log_probs": [[-1, -2, 0, -1], [-1, 0, 0, 0], [-1, 0, 0, 0]],
+    }
+    assert {name: getattr(b, name).tolist() for name in wanted} == wanted
+    assert b.position_ids[[0, 2]].tolist() == [[0, 0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]]
     assert b.episode_ids == ("e0", "e1", "e2") and len(b) == 3
-    assert b.response_mask.tolist() == [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
-    assert b.advantages is not None and b.old_log_probs is not None
-    assert b.advantages.tolist() == [[1, 2, 0, 3], [4, 0, 0, 0], [5, 0, 0, 0]]
-    assert b.old_log_probs.tolist() == [[-1, -2, 0, -1], [-1, 0, 0, 0], [-1, 0, 0, 0]]
-    assert int(b.response_mask.sum()) == sum(e.trained_tokens for e in three())
-    for row, episode in enumerate(three()):
-        assert b.input_ids[row][b.attention_mask[row] == 1].tolist() == episode.tokens.ids.tolist()
+    assert torch.equal(b.input_ids, torch.cat([b.prompts, b.responses], 1))
 
 
-def test_slices() -> None:
-    b = padded()
-    assert b[1].episode_ids == ("e1",) and b[-1].prompts.tolist() == [[PAD, PAD, 11]]
-    assert b[1:].episode_ids == ("e1", "e2")
-    assert b[[2, 0]].episode_ids == ("e2", "e0")
-    assert b[torch.tensor([True, False, True])].episode_ids == ("e0", "e2")
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        (1, ("e1",)),
+        (-1, ("e2",)),
+        (slice(1, None), ("e1", "e2")),
+        ([2, 0], ("e2", "e0")),
+        (torch.tensor([True, False, True]), ("e0", "e2")),
+    ],
+    ids=str,
+)
+def test_slices(place: Any, names: tuple[str, ...]) -> None:
+    found = padded()[place]
+    rows = [["e0", "e1", "e2"].index(name) for name in names]
+    assert found.episode_ids == names and torch.equal(found.prompts, padded().prompts[rows])
 
 
 def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:
-    quiet = Episode(id="q", task_id="t", tokens=given(Origin.USER, 1, 2))
-    b = Batch.from_episodes([quiet])
+    b = Batch.from_episodes([Episode(id="q", task_id="t", tokens=given(Origin.USER, 1, 2))])
     assert b.prompts.tolist() == [[1, 2]] and b.responses.shape == (1, 0)
     assert len(Batch.from_episodes([])) == 0

@@ -40,12 +40,10 @@ def config(**sections: Any) -> Config:
 
 def sequences(one: Episode) -> list[Segment]:
     """The sequences that train something, written down without `Episode.sequences`: walk up from each leaf."""
-    leaves = [t.index for t in one.turns if all(p != t.index for p in one.parents)]
     done: set[int] = set()
     out = []
-    for leaf in leaves:
-        path: list[int] = []
-        at = leaf
+    for leaf in (t.index for t in one.turns if t.index not in one.parents):
+        path, at = list[int](), leaf
         while at >= 0:
             path.insert(0, at)
             at = one.parents[at]
@@ -60,10 +58,11 @@ def sequences(one: Episode) -> list[Segment]:
     return out
 
 
-def group(model: Any, *shapes: list[Said], rewards: tuple[float, ...]) -> list[Episode]:
+def group(model: Any, *shapes: list[Said]) -> list[Episode]:
+    """Episodes of these shapes, of which the first was rewarded; their log-probabilities are the model's."""
     out = []
-    for n, (said, reward) in enumerate(zip(shapes, rewards, strict=True)):
-        one = episode(said, f"e{n}", reward, sample=n)
+    for n, said in enumerate(shapes):
+        one = episode(said, f"e{n}", 0.0 if n else 1.0, sample=n)
         whole = np.zeros(len(one.tokens), np.float32)
         for branch in one.sequences:
             with torch.no_grad():
@@ -95,7 +94,7 @@ def moved(start: Any, model: Any) -> torch.Tensor:
 def test_the_gradient_is_that_of_the_hand_built_sequences(
     start: Any, shape: str, aggregation: str, budget: int
 ) -> None:
-    episodes = group(start, TREES[shape], chain(), rewards=(1.0, 0.0))
+    episodes = group(start, TREES[shape], chain())
     algo = {"advantage": "dr_grpo", "aggregation": aggregation}
     model, _ = step(start, episodes, algo=algo, train={"token_budget": budget})
     by_hand = copy.deepcopy(start)
@@ -104,97 +103,89 @@ def test_the_gradient_is_that_of_the_hand_built_sequences(
     for one, advantage in zip(episodes, (0.5, -0.5), strict=True):
         for segment in sequences(one):
             _, out = trained_logprobs(by_hand, [[segment]])
-            own = len(out.logp)
             each = {
                 "token_mean": total,
                 "episode_mean": one.trained_tokens * 2,
-                "seq_mean": own * count,
+                "seq_mean": len(out.logp) * count,
             }[aggregation]
             loss = loss - (advantage * out.logp / each).sum()
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
     gradient = torch.cat(
         [(p.grad if p.grad is not None else p * 0).flatten() for p in by_hand.parameters()]
     )
-    assert torch.allclose(moved(start, model), -gradient, rtol=0, atol=1e-6)
     assert gradient.abs().max() > 1e-3
+    torch.testing.assert_close(moved(start, model), -gradient, rtol=0, atol=1e-6)
 
 
-def test_seq_mean_weighs_branches_and_episode_mean_rollouts(start: Any) -> None:
-    weights = {}
-    for aggregation in ("seq_mean", "episode_mean", "token_mean"):
-        algo = {"advantage": "dr_grpo", "aggregation": aggregation}
-        _, update = step(
-            start, group(start, three_leaves(), chain(), rewards=(1.0, 0.0)), algo=algo
-        )
-        signals = update.signals["e0"]
-        weights[aggregation] = signals.weight[~np.isnan(signals.weight)] / 0.5
-    assert weights["seq_mean"] == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 8, 1 / 8, 1 / 4])
-    assert weights["episode_mean"] == pytest.approx([1 / 12] * 6)
-    assert weights["token_mean"] == pytest.approx([1 / 12] * 6)
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        ("seq_mean", [1 / 12, 1 / 12, 1 / 12, 1 / 8, 1 / 8, 1 / 4]),
+        ("episode_mean", [1 / 12] * 6),
+        ("token_mean", [1 / 12] * 6),
+    ],
+)
+def test_seq_mean_weighs_branches_and_episode_mean_rollouts(
+    start: Any, aggregation: str, weights: list[float]
+) -> None:
+    algo = {"advantage": "dr_grpo", "aggregation": aggregation}
+    _, update = step(start, group(start, three_leaves(), chain()), algo=algo)
+    found = update.signals["e0"].weight
+    assert found[~np.isnan(found)] / 0.5 == pytest.approx(weights)
 
 
 def test_explicit_parents_of_a_chain_change_nothing_at_all(start: Any) -> None:
     named = [Said(s.role, s.ids, n - 1) for n, s in enumerate(chain())]
-    plain, _ = step(start, group(start, chain(), fork(), rewards=(1.0, 0.0)))
-    other, _ = step(start, group(start, named, fork(), rewards=(1.0, 0.0)))
+    plain, other = (step(start, group(start, said, fork()))[0] for said in (chain(), named))
     assert torch.equal(moved(start, plain), moved(start, other))
 
 
 def test_what_is_recorded_of_a_token_is_recorded_where_it_stands(start: Any) -> None:
-    one, other = group(start, sub_agent(), chain(), rewards=(1.0, 0.0))
+    pair = group(start, sub_agent(), chain())
     algo = {"advantage": {"name": "gae", "gamma": 0.9}, "kl_coef": 0.1, "minibatches": 1}
-    model = copy.deepcopy(start)
-    learner = Learner(model, config(algo=algo, train={"lr": 1e-3}), reference=copy.deepcopy(start))
-    signals = learner.update([[one, other]], 0).signals["e0"]
-    mask = one.tokens.trained_mask
-    assert np.allclose(signals.logp_train[mask], one.tokens.logp_policy[mask], atol=1e-5)
-    assert signals.logp_ref is not None and np.allclose(
-        signals.logp_ref[mask], signals.logp_train[mask], atol=1e-5
-    )
-    assert (
-        np.isnan(signals.logp_train[~mask]).all()
-        and (signals.value is not None)
-        and (signals.returns is not None)
-    )
+    settings = config(algo=algo, train={"lr": 1e-3})
+    learner = Learner(copy.deepcopy(start), settings, reference=copy.deepcopy(start))
+    signals: Any = learner.update([pair], 0).signals["e0"]
+    mask, said = pair[0].tokens.trained_mask, pair[0].tokens.logp_policy
+    for found in (signals.logp_train, signals.logp_ref):
+        assert np.allclose(found[mask], said[mask], atol=1e-5)
+    assert np.isnan(signals.logp_train[~mask]).all() and signals.value is not None
     # a head of zeros: the return of a token is the discounted reward at the end of its branch
     assert np.allclose(signals.returns[mask], [0.9**3, 0.9**2, 0.9, 1, 0.9, 1], atol=1e-6)
 
 
 def test_a_correction_reads_the_sampler_of_the_same_tokens(start: Any) -> None:
-    episodes = group(start, three_leaves(), chain(), rewards=(1.0, 0.0))
-    shifted = (
-        episodes[0].tokens.logp_policy - np.arange(len(episodes[0].tokens), dtype=np.float32) / 10
-    )
-    episodes[0] = episodes[0].with_(
-        tokens=replace(episodes[0].tokens, logp_sampled=shifted.astype(np.float32))
-    )
+    one, other = group(start, three_leaves(), chain())
+    places = np.arange(len(one.tokens), dtype=np.float32)
+    shifted = replace(one.tokens, logp_sampled=one.tokens.logp_policy - places / np.float32(10))
     algo = {
         "advantage": "dr_grpo",
         "aggregation": "token_mean",
         "correction": "tis",
         "correction_cap": 9.0,
     }
-    _, update = step(start, episodes, algo=algo)
-    found = update.signals["e0"].weight
-    mask = episodes[0].tokens.trained_mask
-    expected = 0.5 / 12 * np.exp(np.flatnonzero(mask) / 10)
-    assert np.allclose(found[mask], expected, rtol=1e-4)
+    _, update = step(start, [one.with_(tokens=shifted), other], algo=algo)
+    mask = one.tokens.trained_mask
+    expected = 0.5 / 12 * np.exp(places[mask] / 10)
+    assert np.allclose(update.signals["e0"].weight[mask], expected, rtol=1e-4)
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
 
 
+def rewarded(one: Episode, reward: float, *turns: int) -> Episode:
+    """The episode with a reward at some of its turns."""
+    made = (replace(t, reward=reward) if t.index in turns else t for t in one.turns)
+    return one.with_(turns=tuple(made))
+
+
 def test_credit_follows_the_path_by_hand() -> None:
-    one = episode(three_leaves(), reward=2.0)
-    one = one.with_(
-        turns=tuple(replace(t, reward=0.5) if t.index in (2, 4) else t for t in one.turns)
-    )
+    one = rewarded(episode(three_leaves(), reward=2.0), 0.5, 2, 4)
     assert [path.tolist() for path in turn_paths(one)] == [[0, 1], [0, 2], [3]]
-    assert (
-        turn_rewards(one)[0] == 1.0 and np.isnan(turn_rewards(one)[1:]).all()
-    )  # both answers to the first turn
-    x = AdvantageInput.of([one], gamma=0.5)
+    # both answers to the first turn
+    np.testing.assert_equal(turn_rewards(one), [1.0, np.nan, np.nan, np.nan])
     # tokens: 20 21 | 22 | 23 24 | 25; the turn reward 1.0 lies at the end of the first turn, 2.0 at each branch's end
+    x = AdvantageInput.of([one], gamma=0.5)
     assert rewards_to_go(x, 0.5)[0].tolist() == [1.0, 2.0, 2.0, 1.0, 2.0, 2.0]
     values = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     x = AdvantageInput.of([one], gamma=1.0, lam=0.0, values=(values,), bootstrap=np.array([7.0]))
@@ -202,14 +193,18 @@ def test_credit_follows_the_path_by_hand() -> None:
     assert gae_raw(x)[0].tolist() == [0 + 2 - 1, 1 + 3 - 2, 2 - 3, 5 - 4, 2 - 5, 2 + 7 - 6]
 
 
-def test_anchor_states_are_read_along_the_path() -> None:
-    states = anchor_states(episode(fork()))
-    ids = [np.frombuffer(key[1], np.int32).tolist() for key in states]  # type: ignore[index]
-    assert [key[0] for key in states] == [True, False, False]  # type: ignore[index]
-    assert ids == [[10, 11, 12], [30], [31, 32]]
-    apart = anchor_states(episode(sub_agent()))
-    assert [key[0] for key in apart] == [True, True, False]  # type: ignore[index]
-    assert np.frombuffer(apart[2][1], np.int32).tolist() == [33]  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("said", "states"),
+    [
+        (fork(), [(True, [10, 11, 12]), (False, [30]), (False, [31, 32])]),
+        (sub_agent(), [(True, [10, 11, 12]), (True, [40, 41]), (False, [33])]),
+    ],
+)
+def test_anchor_states_are_read_along_the_path(
+    said: list[Said], states: list[tuple[bool, list[int]]]
+) -> None:
+    keys: Any = anchor_states(episode(said))
+    assert [(first, np.frombuffer(ids, np.int32).tolist()) for first, ids in keys] == states
 
 
 def test_turns_are_compared_at_the_same_depth_of_their_paths() -> None:
@@ -217,41 +212,36 @@ def test_turns_are_compared_at_the_same_depth_of_their_paths() -> None:
     x = AdvantageInput.of([tree, line], eps=0.0)
     # depth 0: assistants 0 and 3 of the tree (returns 1, 1) and the line's only turn (0); depth 1: assistants 1 and 2,
     # the branch that ended with assistant 3, and the line's end
-    first = np.array([1.0, 1.0, 0.0])
-    later = np.array([1.0, 1.0, 1.0, 0.0])
-    one = (1 - first.mean()) / first.std(ddof=1)
-    two = (1 - later.mean()) / later.std(ddof=1)
+    one, _, _ = normalised(1.0, 1.0, 0.0)
+    two, *_ = normalised(1.0, 1.0, 1.0, 0.0)
     assert turn_returns(x)[0] == pytest.approx([one, one, two, two, two, one])
-    graded = tree.with_(
-        turns=tuple(replace(t, reward=1.0) if t.index == 3 else t for t in tree.turns)
-    )
-    x = AdvantageInput.of([graded, line], eps=0.0)
+    x = AdvantageInput.of([rewarded(tree, 1.0, 3), line], eps=0.0)
     # earned from there on: assistants 0 (through the first branch) and 1 one each, 3 and 2 nothing, the line nothing
     base = 0.5**0.5
-    depth0, depth1 = np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
-    high0, low0 = (1 - 1 / 3) / depth0.std(ddof=1), -1 / 3 / depth0.std(ddof=1)
-    high1, low1 = 0.75 / depth1.std(ddof=1), -0.25 / depth1.std(ddof=1)
+    high0, low0, _ = normalised(1.0, 0.0, 0.0)
+    high1, low1, *_ = normalised(1.0, 0.0, 0.0, 0.0)
     expected = [base + high0] * 2 + [base + high1] + [base + low1] * 2 + [base + low0]
     assert mt_grpo(x)[0] == pytest.approx(expected)
     assert len(gigpo(x)[0]) == tree.trained_tokens
 
 
+def normalised(*returns: float) -> list[float]:
+    values = np.array(returns)
+    return [float(one) for one in (values - values.mean()) / values.std(ddof=1)]
+
+
 def test_a_result_rewards_the_turn_that_asked_on_its_path() -> None:
     one = episode(sub_agent())
-    answer = ToolResult("33", reward=2.0)
-    one = one.with_(
-        turns=tuple(replace(t, results=(answer,)) if t.index == 4 else t for t in one.turns)
-    )
-    assert turn_rewards(one)[0] == 2.0 and np.isnan(turn_rewards(one)[1:]).all()
+    answered = replace(one.turns[4], results=(ToolResult("33", reward=2.0),))
+    turns = (*one.turns[:4], answered, one.turns[5])
+    np.testing.assert_equal(turn_rewards(one.with_(turns=turns)), [2.0, np.nan, np.nan])
 
 
 def test_overlong_is_about_the_longest_sequence() -> None:
-    algo = {"overlong_penalty": 1.0, "overlong_buffer": 5}
-    shaping = Shaping(config(algo=algo).algo, 10)
+    shaping = Shaping(config(algo={"overlong_penalty": 1.0, "overlong_buffer": 5}).algo, 10)
     (part,) = shaping.on_rollout_end(episode(fork()), Task("t", "p", "f", "train", ()))
-    assert part.value == pytest.approx(-0.8) and part.detail.startswith(
-        "9 of 10"
-    )  # branches of 9 and 8, 12 in all
+    # branches of 9 and 8, 12 in all
+    assert part.value == pytest.approx(-0.8) and part.detail.startswith("9 of 10")
 
 
 # --- dispositions and batches -----------------------------------------------------------------------------------------
@@ -259,36 +249,31 @@ def test_overlong_is_about_the_longest_sequence() -> None:
 
 def test_a_crooked_tree_is_not_trained() -> None:
     good = episode(fork(), "good")
-    late = good.with_(
-        turns=tuple(replace(t, parent=9) if t.index == 2 else t for t in good.turns), id="late"
-    )
-    bare = episode(
-        [Said("user", (1, 2)), Said("assistant", (3,)), Said("assistant", (4, 5), parent=-1)],
-        "bare",
-    )
+    crooked = (*good.turns[:2], replace(good.turns[2], parent=9), *good.turns[3:])
+    late = good.with_(id="late", turns=crooked)
+    roots = [Said("user", (1, 2)), Said("assistant", (3,)), Said("assistant", (4, 5), parent=-1)]
+    bare, line = episode(roots, "bare"), episode(chain(), "line", 0.0)
     assert flaw(good) == "" and "turn 2 continues turn 9" in flaw(late)
     assert "first token" in flaw(bare)
-    facts = decide([[good, late, bare, episode(chain(), "line", 0.0)]], drift={})
-    assert (
-        facts["late"] is facts["bare"] is Fact.SKIPPED_BAD_TOKENS and facts["good"] is Fact.TRAINED
-    )
+    bad = Fact.SKIPPED_BAD_TOKENS
+    wanted = {"good": Fact.TRAINED, "late": bad, "bare": bad, "line": Fact.TRAINED}
+    assert decide([[good, late, bare, line]], drift={}) == wanted
 
 
 @pytest.mark.parametrize("name", ["agent_error", "agent_timeout", "no_calls", "foreign_text"])
 def test_what_is_no_answer_of_the_policy_is_masked(name: str) -> None:
     one = episode(chain(), "e", 1.0, outcome=Outcome(name))
-    assert one.reward is None and Outcome(name).is_error
-    assert decide([[one]], drift={}) == {"e": Fact(f"skipped:{name}")}
+    assert one.reward is None and decide([[one]], drift={}) == {"e": Fact(f"skipped:{name}")}
 
 
 def test_a_padded_batch_has_a_row_per_branch_with_shared_tokens_as_context() -> None:
-    one = episode(fork(), reward=0.5)
-    batch = Batch.from_episodes([one], advantages=[np.arange(6, dtype=np.float32)])
-    assert len(batch) == 2 and batch.episode_ids == ("e", "e") and batch.rewards is not None
-    assert batch.rewards.tolist() == [0.5, 0.5]
-    there = batch.attention_mask.bool()
-    assert batch.input_ids[0][there[0]].tolist() == [10, 11, 12, 20, 21, 30, 22, 23, 24]
-    assert batch.input_ids[1][there[1]].tolist() == [10, 11, 12, 20, 21, 31, 32, 25]
-    assert batch.responses[batch.response_mask.bool()].tolist() == [20, 21, 22, 23, 24, 25]
-    assert batch.advantages is not None
-    assert batch.advantages[batch.response_mask.bool()].tolist() == [0, 1, 2, 3, 4, 5]
+    one, gains = episode(fork(), reward=0.5), np.arange(6, dtype=np.float32)
+    batch: Any = Batch.from_episodes([one], advantages=[gains])
+    assert batch.episode_ids == ("e", "e") and batch.rewards.tolist() == [0.5, 0.5]
+    there, own = batch.attention_mask.bool(), batch.response_mask.bool()
+    assert [ids[mask].tolist() for ids, mask in zip(batch.input_ids, there, strict=True)] == [
+        [10, 11, 12, 20, 21, 30, 22, 23, 24],
+        [10, 11, 12, 20, 21, 31, 32, 25],
+    ]
+    assert batch.responses[own].tolist() == [20, 21, 22, 23, 24, 25]
+    assert batch.advantages[own].tolist() == [0, 1, 2, 3, 4, 5]

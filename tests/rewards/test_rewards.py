@@ -24,22 +24,19 @@ import pytest
 
 import agentrl_cli
 from agentrl_cli import (
-    ByteTokenizer,
-    Chat,
     Config,
     Episode,
     Outcome,
     Pack,
     RewardPart,
     ScriptedPolicy,
-    Store,
     Task,
 )
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, NotFound, SandboxFault
-from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.threads import contain, in_thread, thread_metrics
-from agentrl_cli.rewards import Reward, RewardContext, Scored, rules, score
+from agentrl_cli.rewards import Reward, RewardContext, rules, score
 from agentrl_cli.rewards.calls import _match_calls, _same
 from agentrl_cli.rewards.judge import Judge
 from agentrl_cli.rewards.llm_client import Asked, ask
@@ -65,7 +62,7 @@ from tests.helpers.train import (
 )
 from tests.helpers.trees import episode as branched
 from tests.helpers.trees import fork, sub_agent
-from tests.helpers.web import completion, served
+from tests.helpers.web import calls, completion, served
 
 EPISODE = Episode("e", "t")
 
@@ -108,10 +105,9 @@ async def test_functions_sync_and_async_in_order() -> None:
     "answer", [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.float64(1)]
 )
 async def test_booleans_and_the_numbers_of_numpy_count_as_numbers(answer: Any) -> None:
-    (part,) = await score(EPISODE, one(lambda episode, ctx: answer), context())
-    assert part.value == 1.0 and isinstance(part.value, float)
-    (part,) = await score(EPISODE, one(lambda episode, ctx: ctx.part(answer, "why")), context())
-    assert (part.value, part.detail) == (1.0, "why")
+    found, _ = await value(lambda episode, ctx: answer)
+    assert found == 1.0 and isinstance(found, float)
+    assert await value(lambda episode, ctx: ctx.part(answer, "why")) == (1.0, "why")
 
 
 async def test_a_primary_part_stays_primary_whatever_the_function_makes_of_it() -> None:
@@ -147,11 +143,8 @@ async def test_a_number_whose_text_would_end_the_process_is_an_error_of_the_grad
 
 
 async def test_a_function_that_raises_is_named() -> None:
-    def broken(episode: Episode, ctx: RewardContext) -> float:
-        return 1 / 0
-
     with pytest.raises(EnvError, match="'part' raised ZeroDivisionError") as caught:
-        await score(EPISODE, one(broken), context())
+        await score(EPISODE, one(lambda episode, ctx: 1 / 0), context())
     assert "neither scored nor trained" in caught.value.hint
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -165,7 +158,11 @@ class FaultySandbox:
     limits, imports = Limits(), ()
 
     def __init__(self) -> None:
-        self.sandbox, self.asked = self, list[dict[str, Any]]()
+        self.sandbox, self.opened, self.asked = self, 0, list[dict[str, Any]]()
+
+    async def open(self) -> "FaultySandbox":
+        self.opened += 1
+        return self
 
     async def session(self, **options: Any) -> None:
         self.asked.append(options)
@@ -173,28 +170,13 @@ class FaultySandbox:
 
 
 async def test_grading_opens_a_box_with_the_sessions_limits() -> None:
-    session, opened = FaultySandbox(), list[int]()
-
-    async def open_session() -> FaultySandbox:
-        opened.append(1)
-        return session
-
-    ctx = context(open_session=open_session)
-    assert opened == []
+    session = FaultySandbox()
+    ctx = context(open_session=session.open)
+    assert session.opened == 0
     with pytest.raises(SandboxFault):
         await ctx.grade("def f(): ...", [{"call": "f", "args": [], "expect": None}], wall=2.0)
-    assert opened == [1] and session.asked[0]["grading"] and session.asked[0]["wall"] == 2.0
-
-
-async def test_a_fault_of_the_sandbox_is_not_a_failed_test() -> None:
-    async def open_session() -> FaultySandbox:
-        return FaultySandbox()
-
-    async def tests(episode: Episode, ctx: RewardContext) -> float:
-        return float((await ctx.grade("", [])).passed)
-
-    with pytest.raises(SandboxFault):
-        await score(EPISODE, one(tests), context(open_session=open_session))
+    (asked,) = session.asked
+    assert (session.opened, asked["grading"], asked["wall"]) == (1, True, 2.0)
 
 
 async def test_a_run_without_a_sandbox_reports_it() -> None:
@@ -202,34 +184,29 @@ async def test_a_run_without_a_sandbox_reports_it() -> None:
         await context().session()
 
 
-def test_scored_has_a_text() -> None:
-    assert Scored(1.0) == (1.0, "") and context().part(0.5, "why") == Scored(0.5, "why")
-
-
 async def test_the_response_is_its_ids_decoded_or_without_a_tokenizer_its_texts() -> None:
     assert context().response(episode()) == "1 2 3 4 5 6"
     texts = context(decode=None)
     assert texts.response(episode()) == "\n5\nIt is 5."
-    one = branched(sub_agent())
-    assert one.main.turns == (0, 1, 4, 5)
-    for tree in (one, branched(fork())):
+    for tree in (branched(sub_agent()), branched(fork())):
         assert texts.response(tree) == "turn 1\nturn 4\nturn 5"
 
 
 async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def compute_score(episode, ctx, scale=1.0):\n    return scale\n"
-    )
-    reward = load_reward(
-        tmp_path, "r", {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}, {}
-    )
+    code = "def compute_score(episode, ctx, scale=1.0):\n    return scale\n"
+    (tmp_path / "mine.py").write_text(code)
+    mine = "mine.py:compute_score"
+    reward = load_reward(tmp_path, "r", {"function": mine, "kwargs": {"scale": 0.25}}, {})
     assert (await score(episode(), [reward], context()))[0].value == 0.25
-    with pytest.raises(NotFound, match="'compute'"):
-        load_reward(tmp_path, "r", {"function": "mine.py:compute"}, {})
-    with pytest.raises(ConfigError, match="unknown keys: wait"):
-        load_reward(tmp_path, "r", {"wait": 1}, {})
-    with pytest.raises(ConfigError, match="more than one"):
-        load_reward(tmp_path, "r", {"function": "mine.py:compute_score", "judge": {}}, {})
+    wrong: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+        ({"function": "mine.py:compute"}, NotFound, "'compute'"),
+        ({"wait": 1}, ConfigError, "unknown keys: wait"),
+        ({"function": mine, "judge": {}}, ConfigError, "more than one"),
+        ({"model": {}}, ConfigError, "name missing"),
+    )
+    for given, error, words in wrong:
+        with pytest.raises(error, match=words):
+            load_reward(tmp_path, "r", given, {})
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -249,32 +226,34 @@ def test_final_number(text: str, number: str | None) -> None:
 
 
 async def test_rules() -> None:
-    assert (await value(rules.gsm8k))[0] == 1.0
-    assert (await value(rules.gsm8k, context(final_text="It is 6.")))[0] == 0.0
-    wanted = Task("p/1", "p", "", "train", TASK.prompt, {"gt": ["5", "apple"]})
-    texts = {"An Apple and 5": 1.0, "An apple and 15": 0.0, "5": 0.0}
-    for text, expected in texts.items():
+    for text, expected in (("It is 5.", 1.0), ("It is 6.", 0.0)):
+        assert (await value(rules.gsm8k, context(final_text=text)))[0] == expected
+    bare = Task("p/1", "p", "", "train", TASK.prompt)
+    wanted = replace(bare, data={"gt": ["5", "apple"]})
+    for text, expected in (("An Apple and 5", 1.0), ("An apple and 15", 0.0), ("5", 0.0)):
         assert (await value(rules.contains, RewardContext(wanted, text)))[0] == expected
     with pytest.raises(EnvError, match="has no gt or"):
-        await value(rules.contains, RewardContext(Task("p/1", "p", "", "train", TASK.prompt), "5"))
+        await value(rules.contains, RewardContext(bare, "5"))
     assert rules.code_of("a\n```python\nx = 1\n```\nb") == "x = 1\n" and rules.code_of("x") == "x"
     mixed = "```bash\nls\n```\nNow the code:\n```%s\nselect 1\n```\nso."
     assert rules.code_of(mixed % "Python") == "select 1\n"
     assert rules.sql_of(mixed % "SQL") == "select 1" == rules.sql_of(mixed % "")
 
 
-async def test_rows_are_compared_by_value() -> None:
-    connection = sqlite3.connect(":memory:", check_same_thread=False)
-    for query, text, expected in (
-        ("SELECT 3 UNION ALL SELECT 1", "SELECT 1.0 UNION ALL SELECT 3", 1.0),
-        ("SELECT 3 UNION ALL SELECT 1", "SELECT 3 UNION ALL SELECT 3", 0.0),
-        ("SELECT 1 AS a UNION SELECT 3 ORDER\nBY a", "SELECT 3 UNION ALL SELECT 1", 0.0),
-        ("SELECT 1 AS a UNION SELECT 3 ORDER BY a", "SELECT 1 UNION ALL SELECT 3.0", 1.0),
-    ):
-        task = Task("p/1", "p", "", "train", TASK.prompt, {"query": query})
+@pytest.mark.parametrize(
+    ("query", "text", "same"),
+    [
+        ("SELECT 3 UNION ALL SELECT 1", "SELECT 1.0 UNION ALL SELECT 3", True),
+        ("SELECT 3 UNION ALL SELECT 1", "SELECT 3 UNION ALL SELECT 3", False),
+        ("SELECT 1 AS a UNION SELECT 3 ORDER\nBY a", "SELECT 3 UNION ALL SELECT 1", False),
+        ("SELECT 1 AS a UNION SELECT 3 ORDER BY a", "SELECT 1 UNION ALL SELECT 3.0", True),
+    ],
+)
+async def test_rows_are_compared_by_value(query: str, text: str, same: bool) -> None:
+    task = Task("p/1", "p", "", "train", TASK.prompt, {"query": query})
+    with contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as connection:
         ctx = RewardContext(task, text, state={"sql": connection})
-        assert (await value(rules.same_rows, ctx))[0] == expected
-    connection.close()
+        assert (await value(rules.same_rows, ctx))[0] == float(same)
 
 
 # --- judge -----------------------------------------------------------------------------------------------------------
@@ -289,6 +268,10 @@ class Fake:
         # What to answer next: a text, a status, seconds of silence, or a whole answer; the last
         # one stays.
         self.answers: list[Any] = []
+
+    def at(self, **settings: Any) -> dict[str, Any]:
+        """Settings of a judge that asks it."""
+        return {"url": self.url, "model": "m", **settings}
 
     def answer(self, path: str, asked: Any) -> Any:
         self.bodies.append(asked)
@@ -313,28 +296,16 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(
     fake: Fake, tmp_path: Path
 ) -> None:
     fake.answers = [503, "Fine work.\nScore: 8"]
-    given = {
-        "url": fake.url,
-        "model": "m",
-        "rubric": "Grade the sum.",
-        "cache": "c/judge.jsonl",
-    }
+    given = fake.at(rubric="Grade the sum.", cache="c/judge.jsonl")
     reward = load_reward(tmp_path, "judged", {"judge": given, "weight": 0.5}, {})
     first, second = await asyncio.gather(*(score(episode(), [reward], context()) for _ in range(2)))
-    assert (
-        first == second
-        and first[0].value == 0.8
-        and first[0].weight == 0.5
-        and "Fine work." in first[0].detail
-    )
+    (part,) = first
+    assert first == second and (part.value, part.weight) == (0.8, 0.5)
+    assert "Fine work." in part.detail
     assert len(fake.bodies) == 2  # the busy one, and its repetition
     asked = fake.bodies[-1]["messages"][0]["content"]
-    assert (
-        "Grade the sum." in asked
-        and "[calls add {'a': 2}]" in asked
-        and "tool: 5" in asked
-        and "\n5\n=====" in asked
-    )
+    for said in ("Grade the sum.", "[calls add {'a': 2}]", "tool: 5", "\n5\n====="):
+        assert said in asked
     fake.answers = [500]
     assert (tmp_path / "c" / "judge.jsonl").is_file(), "beside task.yaml, wherever the command runs"
     again = Judge.of(given, "here", tmp_path)  # another process would read the file
@@ -356,18 +327,10 @@ async def test_a_judge_that_fails_masks_the_episode(
     fake: Fake, answers: list[Any], words: str
 ) -> None:
     fake.answers = answers
-    judge = Judge.of({"url": fake.url, "model": "m", "retries": 0}, "here", Path())
-    with pytest.raises(EnvError, match=words):
-        await value(judge)
-    pack = Pack.of("p", [{"prompt": "2 + 3?"}], [Reward("judged", judge)])
-    chat = Chat(ByteTokenizer())
-    rollout = Rollout(ScriptedPolicy(["5"], chat.tokenizer), chat, {"p": pack}, Config())
-    done = await rollout.episode(Job(pack.tasks("train")[0], 1))
-    assert (
-        done.outcome is Outcome.ENV_ERROR
-        and done.reward_parts == ()
-        and words.split(maxsplit=1)[0] in done.error
-    )
+    rollout, jobs = rollout_of(Reward("judged", Judge.of(fake.at(retries=0), "here", Path())))
+    (done,) = await rollout.run(jobs[:1])
+    assert (done.outcome, done.reward_parts) == (Outcome.ENV_ERROR, ())
+    assert words in done.error
 
 
 @pytest.mark.parametrize(
@@ -376,23 +339,26 @@ async def test_a_judge_that_fails_masks_the_episode(
 )
 async def test_a_judge_may_score_below_zero(fake: Fake, answer: str, expected: float) -> None:
     fake.answers = [answer]
-    judge = Judge.of({"url": fake.url, "model": "m", "low": -5, "high": 5}, "here", Path())
-    assert (await value(judge))[0] == pytest.approx(expected)
+    found, _ = await value(Judge.of(fake.at(low=-5, high=5), "here", Path()))
+    assert found == pytest.approx(expected)
 
 
 async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
     spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
     fake.answers = [{"error": "loading"}, spoilt]
-    judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here", Path())
-    assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
+    assert (await value(Judge.of(fake.at(retries=1), "here", Path())))[0] == 1.0 and len(
+        fake.bodies
+    ) == 2
 
 
 async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_another(
     fake: Fake,
 ) -> None:
     fake.answers = [0.5, "Score: 10"]
-    asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here", Path())
-    question = [{"role": "user", "content": "Well?"}]
+    asked, question = (
+        Asked.of(fake.at(retries=1), "here", Path()),
+        [{"role": "user", "content": "Well?"}],
+    )
     first, second = (asyncio.ensure_future(ask(asked, question)) for _ in range(2))
     await asyncio.sleep(0.1)
     first.cancel()
@@ -400,45 +366,50 @@ async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_anothe
 
 
 async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) -> None:
-    judge = Judge.of({"url": fake.url, "model": "m", "timeout": 0.2, "retries": 1}, "here", Path())
     fake.answers = [0.6, "Score: 10"]
+    judge = Judge.of(fake.at(timeout=0.2, retries=1), "here", Path())
     assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
     fake.answers = [0.6]
-    other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here", Path())
     with pytest.raises(EnvError, match="n cannot be reached"):
-        await value(other)
+        await value(Judge.of(fake.at(model="n", timeout=0.1, retries=1), "here", Path()))
     assert len(fake.bodies) == 4
 
 
-async def test_budgets_of_calls_and_tokens(fake: Fake) -> None:
-    fake.answers = ["Score: 1"]
-    calls = Asked.of({"url": fake.url, "model": "m", "budget_calls": 2}, "here", Path())
-    tokens = Asked.of(
-        {"url": fake.url, "model": "m", "budget_tokens": 15, "cache": None}, "here", Path()
-    )
-    for text in ("a", "a", "b"):
-        assert await ask(calls, [{"role": "user", "content": text}]) == "Score: 1"
-    assert calls.calls == 2  # the second "a" came from memory
-    with pytest.raises(EnvError, match="budget of 2 calls"):
-        await ask(calls, [{"role": "user", "content": "c"}])
-    for _ in range(2):
-        await ask(tokens, [{"role": "user", "content": "a"}])
-    with pytest.raises(EnvError, match="budget of 15 tokens"):
-        await ask(tokens, [{"role": "user", "content": "a"}])
+@pytest.mark.parametrize(
+    ("budget", "texts", "calls", "words"),
+    [
+        ({"budget_calls": 2}, "aab", 2, "budget of 2 calls"),  # the second "a" comes from memory
+        ({"budget_tokens": 15, "cache": None}, "aa", 2, "budget of 15 tokens"),
+    ],
+)
+async def test_budgets_of_calls_and_tokens(
+    fake: Fake, budget: dict[str, Any], texts: str, calls: int, words: str
+) -> None:
+    fake.answers, asked = ["Score: 1"], Asked.of(fake.at(**budget), "here", Path())
+    for text in texts:
+        assert await ask(asked, [{"role": "user", "content": text}]) == "Score: 1"
+    assert asked.calls == calls
+    with pytest.raises(EnvError, match=words):
+        await ask(asked, [{"role": "user", "content": "c"}])
 
 
-def test_settings_of_a_judge_are_checked() -> None:
-    good = {"url": "http://x/v1", "model": "m"}
-    for bad, words in (
-        ({**good, "uril": 1}, "unknown keys: uril"),
-        ({"url": "http://x/v1"}, "model missing"),
-        ({**good, "url": "x"}, "not an HTTP address"),
-        ({**good, "concurrency": 0}, "concurrency. must be at least 1"),
-        ({**good, "low": 3, "high": 3}, "from low to high"),
-        ({**good, "prompt": "{nothing}"}, "placeholder"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            Judge.of(bad, "here", Path())
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"uril": 1}, "unknown keys: uril"),
+        ({"model": None}, "model missing"),
+        ({"url": "x"}, "not an HTTP address"),
+        ({"concurrency": 0}, "concurrency. must be at least 1"),
+        ({"low": 3, "high": 3}, "from low to high"),
+        ({"prompt": "{nothing}"}, "placeholder"),
+    ],
+)
+def test_settings_of_a_judge_are_checked(bad: dict[str, Any], words: str) -> None:
+    given = {"url": "http://x/v1", "model": "m", **bad}
+    with pytest.raises(ConfigError, match=words):
+        Judge.of(
+            {name: value for name, value in given.items() if value is not None}, "here", Path()
+        )
 
 
 # --- reward model ----------------------------------------------------------------------------------------------------
@@ -473,10 +444,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_reward_model_scores_the_conversation(tiny: Path) -> None:
     raw = load_reward(tiny.parent, "liked", {"model": {"name": tiny.name}}, {})
-    squashed = RewardModel(str(tiny), squash="sigmoid")
-    first, again = (await value(raw.function))[0], (await value(raw.function))[0]
+    first, again = [(await value(raw.function))[0] for _ in range(2)]
     assert first == again and np.isfinite(first) and first != 0
-    assert (await value(squashed))[0] == pytest.approx(1 / (1 + np.exp(-first)))
+    squashed, _ = await value(RewardModel(str(tiny), squash="sigmoid"))
+    assert squashed == pytest.approx(1 / (1 + np.exp(-first)))
 
 
 async def test_a_reward_model_gets_no_special_tokens_beside_its_template(
@@ -500,8 +471,6 @@ async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path:
         await value(RewardModel(str(tmp_path)))
     with pytest.raises(ConfigError, match="none or sigmoid"):
         RewardModel("x", squash="tanh")
-    with pytest.raises(ConfigError, match="name missing"):
-        load_reward(tmp_path, "r", {"model": {}}, {})
 
 
 # --- graders that answer nothing, never answer, or would end the process ---
@@ -538,9 +507,10 @@ def rollout_of(
     return rollout, [Job(pack.tasks("train")[0], seed=n, sample=n) for n in range(6)]
 
 
-def in_world(rollout: Rollout, world: type[Env]) -> Rollout:
+def in_world(world: type[Env], **limits: Any) -> tuple[Rollout, list[Job]]:
+    rollout, jobs = rollout_of(**limits)
     module: Any = SimpleNamespace(make_env=lambda task: world())
-    return rollout.with_(packs={"p": replace(rollout.context.packs["p"], module=module)})
+    return rollout.with_(packs={"p": replace(rollout.context.packs["p"], module=module)}), jobs
 
 
 def ends(words: str, *, later: bool) -> Callable[..., Any]:
@@ -562,39 +532,23 @@ def ends(words: str, *, later: bool) -> Callable[..., Any]:
 async def test_a_primary_reward_of_none_is_masked_counted_and_reported(
     tmp_path: Path, model: Path
 ) -> None:
-    code = TASK_PY.replace(
-        "    said =", "    if episode.sample == 1:\n        return None\n    said =", 1
-    )
-    write_pack(tmp_path, code=code)
+    none = "    if episode.sample == 1:\n        return None\n    said ="
+    write_pack(tmp_path, code=TASK_PY.replace("    said =", none, 1))
     async with after_training(tmp_path, model, algo={"drop_zero_variance": False}) as (
         trainer,
         run,
     ):
-        store = trainer.store
-        found = episodes_of(store, run)
-        nothing = [e for e in found if e.sample == 1]
-        assert {(e.outcome, e.fact, e.reward, e.advantage) for e in nothing} == {
-            (Outcome.UNGRADED, "skipped:ungraded", None, None)
-        }
-        assert "'even' is None" in nothing[0].error and [
-            p.name for p in nothing[0].reward_parts
-        ] == ["length"]
-        assert {e.fact for e in found if e.sample != 1} == {"trained"}
-        step = store.runs.steps(run.id)[0]
-        rest = [e.graded_reward for e in found if e.sample != 1 and e.step == 1]
-        assert step["ungraded/even"] == 2 and step["reward"] == pytest.approx(sum(rest) / len(rest))
-        alert = next(a for a in store.journal.alerts(run.id) if a["name"] == "ungraded")
-    assert alert["value"] == 2 and "(even of 2)" in alert["text"]
-
-
-async def test_another_part_that_is_none_is_left_out_with_its_weight() -> None:
-    parts = (
-        Reward("right", right, primary=True),
-        Reward("style", lambda episode, ctx: None, weight=0.5),
-    )
-    rollout, jobs = rollout_of(*parts)
-    (episode,) = await rollout.run(jobs[:1])
-    assert (episode.outcome, episode.reward, len(episode.reward_parts)) == (Outcome.SOLVED, 1.0, 1)
+        found, step = episodes_of(trainer.store, run), trainer.store.runs.steps(run.id)[0]
+        alerts = {a["name"]: a for a in trainer.store.journal.alerts(run.id)}
+    nothing = [e for e in found if e.sample == 1]
+    masked = (Outcome.UNGRADED, "skipped:ungraded", None, None)
+    assert {(e.outcome, e.fact, e.reward, e.advantage) for e in nothing} == {masked}
+    assert "'even' is None" in nothing[0].error
+    assert [part.name for part in nothing[0].reward_parts] == ["length"]
+    assert {e.fact for e in found if e.sample != 1} == {"trained"}
+    rest = [e.graded_reward for e in found if e.sample != 1 and e.step == 1]
+    assert (step["ungraded/even"], step["reward"]) == (2, pytest.approx(np.mean(rest)))
+    assert alerts["ungraded"]["value"] == 2 and "(even of 2)" in alerts["ungraded"]["text"]
 
 
 # --- what would end the process --------------------------------------------------------------------------------------
@@ -684,33 +638,25 @@ async def test_graders_that_sleep_hold_neither_the_others_nor_the_loop() -> None
 
 async def test_a_deadline_cuts_off_whatever_hangs() -> None:
     let = threading.Event()
-
-    class Stuck(Hook):
-        def on_rollout_end(self, rollout: Episode, task: Task) -> None:
-            let.wait()
+    hook = SimpleNamespace(on_rollout_end=lambda rollout: let.wait())
 
     class World(Env):
         def reset(self, task: Task) -> list[Message]:  # type: ignore[override]
             let.wait()
             return list(task.prompt)
 
-        async def step(self, turn: Any) -> Step:
-            return Step(terminated=True)
-
     try:
         by_reward, jobs = rollout_of(Reward("slow", lambda episode, ctx: let.wait(), timeout=0.2))
         (episode,) = await by_reward.run(jobs[:1])
-        assert (
-            episode.outcome is Outcome.ENV_ERROR
-            and "'slow' took longer than 0.2 s" in episode.error
-        )
-        grader, _ = rollout_of(Reward("slow", lambda episode, ctx: let.wait()), episode_timeout=0.3)
-        hook, _ = rollout_of(hooks=(Stuck(),), episode_timeout=0.3)
-        world, _ = rollout_of(episode_timeout=0.3)
-        world = in_world(world, World)
-        for rollout in (grader, hook, world):
+        assert episode.outcome is Outcome.ENV_ERROR
+        assert "'slow' took longer than 0.2 s" in episode.error
+        for rollout, _ in (
+            rollout_of(Reward("slow", lambda episode, ctx: let.wait()), episode_timeout=0.3),
+            rollout_of(hooks=(hook,), episode_timeout=0.3),
+            in_world(World, episode_timeout=0.3),
+        ):
             (episode,) = await rollout.run(jobs[:1])
-            assert episode.outcome is Outcome.TIMEOUT and episode.reward is None
+            assert (episode.outcome, episode.reward) == (Outcome.TIMEOUT, None)
         assert thread_metrics() == {"threads/abandoned": 4.0}
     finally:
         let.set()
@@ -749,13 +695,10 @@ async def test_a_world_of_plain_functions_runs_in_a_thread() -> None:
             seen.append(threading.get_ident())
             return Step(reward=1.0, terminated=True)
 
-    rollout, jobs = rollout_of()
-    rollout = in_world(rollout, World)
+    rollout, jobs = in_world(World)
     (episode,) = await rollout.run(jobs[:1])
-    assert (
-        episode.outcome is Outcome.SOLVED and len(seen) == 2 and threading.get_ident() not in seen
-    )
-    assert RewardPart("env", 1.0, 0.0) in episode.reward_parts
+    assert episode.outcome is Outcome.SOLVED and RewardPart("env", 1.0, 0.0) in episode.reward_parts
+    assert len(seen) == 2 and threading.get_ident() not in seen
 
 
 async def test_a_grader_that_needs_the_main_thread_gets_it() -> None:
@@ -766,12 +709,7 @@ async def test_a_grader_that_needs_the_main_thread_gets_it() -> None:
         signal.signal(signal.SIGALRM, before)
         return 1.0
 
-    (part,) = await score(
-        Episode("e", "t"),
-        [Reward("alarmed", alarmed)],
-        RewardContext(Task("t", "p", "", "", ()), ""),
-    )
-    assert part.value == 1.0
+    assert await value(alarmed) == (1.0, "")
 
 
 # --- tools and commands ----------------------------------------------------------------------------------------------
@@ -789,29 +727,25 @@ async def test_an_object_without_a_text_form_is_an_error() -> None:
         """Give."""
         return values.pop(0)
 
-    values: list[Any] = [Plain(), [Plain()], iter("ab"), Said(), {"n": Said()}]
-    answers = [await as_tool(give).call(ToolContext(), {}) for _ in range(5)]
-    for answer in answers[:3]:
-        assert (
-            answer.error == "exception"
-            and "has no text form" in answer.text
-            and "0x" not in answer.text
-        )
-    assert [answer.text for answer in answers[3:]] == ['"said"', '{"n": "said"}']
+    values: list[Any] = [Said(), {"n": Said()}, Plain(), [Plain()], iter("ab")]
+    said, nested, *wrong = [await as_tool(give).call(ToolContext(), {}) for _ in range(5)]
+    assert (said.text, nested.text) == ('"said"', '{"n": "said"}')
+    for answer in wrong:
+        assert answer.error == "exception" and "0x" not in answer.text
+        assert "has no text form" in answer.text
 
 
 def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
     tmp_path: Path, model: Path, cli: Cli
 ) -> None:
-    write_pack(
-        tmp_path,
-        code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n",
+    none = (
+        "def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n"
     )
+    write_pack(tmp_path, code=none)
     write_project(tmp_path, model, eval={"k": 1, "limit": 2})
     cli("rollout", "-n", "2", code=1, said="No episode could be graded (of 2)")
     cli("eval", code=1, said="No attempt could be graded (of 2)")
-    with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
-        assert {row.reward for row in store.episodes.rows(store.episodes.ids("", "time"))} == {None}
+    assert {row["reward"] for row in cli.json("ls")} == {None}
     (tmp_path / "data" / "train.jsonl").write_text("")
     cli("rollout", "-n", "2", code=2, said="No tasks in split train")
 
@@ -831,42 +765,36 @@ async def test_a_database_larger_than_its_memory_is_read_in_place(tmp_path: Path
     path = tmp_path / "large.db"
     with sqlite3.connect(path) as made:
         made.execute("CREATE TABLE t AS SELECT 1 AS n, zeroblob(3000000) AS padding")
-    before = path.stat().st_mtime_ns
-    tool = SqlTool(str(path), memory_mb=1)
-    state = await tool.create(ToolContext())
-    assert (await tool.call(state, {"query": "SELECT n FROM t"})).text == "n\n1"
-    for query in ("UPDATE t SET n = 2", "CREATE TEMP TABLE u (a)", "ATTACH ':memory:' AS x"):
-        assert (await tool.call(state, {"query": query})).error == "refused"
-    await tool.release(state)
-    assert path.stat().st_mtime_ns == before and [item.name for item in tmp_path.iterdir()] == [
-        "large.db"
-    ]
-    with pytest.raises(Exception, match="database or disk is full") as caught:
-        await SqlTool(str(path), memory_mb=1, writable=True).create(ToolContext())
-    assert "memory_mb" in str(getattr(caught.value, "hint", ""))
+    before, tool = path.stat().st_mtime_ns, SqlTool(str(path), memory_mb=1)
+    read, *refused = await calls(
+        tool,
+        {"query": "SELECT n FROM t"},
+        {"query": "UPDATE t SET n = 2"},
+        {"query": "CREATE TEMP TABLE u (a)"},
+        {"query": "ATTACH ':memory:' AS x"},
+    )
+    assert read.text == "n\n1" and [result.error for result in refused] == ["refused"] * 3
+    assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(EnvError, match="database or disk is full") as caught:
+        await calls(SqlTool(str(path), memory_mb=1, writable=True))
+    assert "memory_mb" in caught.value.hint
 
 
 async def test_search_finds_chinese_japanese_and_korean(tmp_path: Path) -> None:
-    texts = [
-        "土星最大的卫星是土卫六。",
-        "秘鲁的河流很多。",
-        "東京は日本の首都です。",
-        "서울은 한국의 수도이다.",
-        "The moon Titan.",
-    ]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tool = SearchTool("c.jsonl").at(tmp_path)
-    state = await tool.create(ToolContext())
-    for query, number in (
-        ("土星的卫星", 0),
-        ("秘鲁有哪些河流", 1),
-        ("日本の首都", 2),
-        ("한국의 수도", 3),
-        ("titan moon", 4),
-    ):
-        found = await tool.call(state, {"query": query, "top_k": 1})
-        assert texts[number] in found.text, query
-    assert "No passage" in (await tool.call(state, {"query": "zebra 飞机"})).text
+    texts = {
+        "土星的卫星": "土星最大的卫星是土卫六。",
+        "秘鲁有哪些河流": "秘鲁的河流很多。",
+        "日本の首都": "東京は日本の首都です。",
+        "한국의 수도": "서울은 한국의 수도이다.",
+        "titan moon": "The moon Titan.",
+        "zebra 飞机": "No passage",
+    }
+    rows = [json.dumps({"text": text}) + "\n" for text in [*texts.values()][:-1]]
+    (tmp_path / "c.jsonl").write_text("".join(rows))
+    asked = ({"query": query, "top_k": 1} for query in texts)
+    found = await calls(SearchTool("c.jsonl").at(tmp_path), *asked)
+    for result, text in zip(found, texts.values(), strict=True):
+        assert text in result.text
 
 
 def test_calls_are_matched_each_with_its_own_and_texts_are_not_lists() -> None:

@@ -1,5 +1,6 @@
 """Each rule with an episode that has it and one that has not."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from agentrl_cli.rollout.flags import find_flags, flag_names, repetition
 from agentrl_cli.types import (
     Episode,
-    Generation,
     Origin,
     Outcome,
     StopReason,
@@ -18,25 +18,8 @@ from agentrl_cli.types import (
     ToolResult,
     Turn,
 )
-from tests.helpers.trees import grafted
-
-
-def sampled(ids: list[int]) -> Tokens:
-    n = len(ids)
-    column = np.full(n, -0.5, np.float32)
-    top = np.zeros((n, 5), np.int32)
-    return Tokens.from_generation(
-        Generation(
-            np.array(ids, np.int32),
-            column,
-            column,
-            column,
-            top,
-            top.astype(np.float32),
-            StopReason.STOP,
-            "",
-        )
-    )
+from tests.helpers.trees import Said, grafted
+from tests.helpers.trees import episode as said_episode
 
 
 def call(**arguments: Any) -> ToolCall:
@@ -44,27 +27,23 @@ def call(**arguments: Any) -> ToolCall:
 
 
 def episode(
-    *steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | None = None, **given: Any
+    *steps: tuple[list[ToolCall], list[ToolResult]],
+    ids: Sequence[int] = (1, 2, 3),
+    stop_reason: StopReason = StopReason.STOP,
+    **given: Any,
 ) -> Episode:
-    turns: list[Turn] = []
-    spans: list[Tokens] = []
-    end = 0
-    reason = given.pop("stop_reason", StopReason.STOP)
+    """What the assistant says in each step is `ids`, and what the tools answer has two tokens."""
+    said: list[Said] = []
+    more: list[dict[str, Any]] = []
     for calls, results in steps:
-        tokens = sampled(ids or [1, 2, 3])
-        stop = end + len(tokens)
-        turns.append(
-            Turn(len(turns), "assistant", (), end, stop, calls=tuple(calls), stop_reason=reason)
-        )
-        spans.append(tokens)
-        end = stop
+        said.append(Said("assistant", ids))
+        more.append({"calls": tuple(calls), "stop_reason": stop_reason})
         if results:
-            turns.append(Turn(len(turns), "tool", (), end, end + 2, results=tuple(results)))
-            spans.append(Tokens.from_ids([4, 5], [Origin.TOOL] * 2))
-            end += 2
-    return Episode(
-        "e", "t", turns=tuple(turns), tokens=Tokens.concat(spans), outcome=Outcome.FAILED
-    ).with_(**given)
+            said.append(Said("tool", (4, 5)))
+            more.append({"results": tuple(results)})
+    one = said_episode(said)
+    turns = (replace(turn, **fields) for turn, fields in zip(one.turns, more, strict=True))
+    return one.with_(turns=tuple(turns), **given)
 
 
 OK = ToolResult("54.0")
@@ -162,15 +141,18 @@ def test_loop_of_calls(steps: list[tuple[list[ToolCall], list[ToolResult]]], loo
     assert ("LOOP" in flag_names(episode(*steps, ([], [])))) is loops
 
 
-def test_loop_of_tokens() -> None:
-    assert repetition(np.array([9, *[1, 2, 3] * 12], np.int32)) == (36, 3)
-    assert repetition(np.array([9, *[1, 2, 3] * 12, 0], np.int32)) == (
-        36,
-        3,
-    )  # a stop token behind it
-    assert repetition(np.array([1] * 31, np.int32)) == (0, 0)
-    assert repetition(np.arange(500, dtype=np.int32)) == (0, 0)
-    assert repetition(np.array([], np.int32)) == (0, 0)
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([9, *[1, 2, 3] * 12], (36, 3)),
+        ([9, *[1, 2, 3] * 12, 0], (36, 3)),  # a stop token behind it
+        ([1] * 31, (0, 0)),
+        (range(500), (0, 0)),
+        ([], (0, 0)),
+    ],
+)
+def test_loop_of_tokens(ids: Sequence[int], found: tuple[int, int]) -> None:
+    assert repetition(np.array(ids, np.int32)) == found
     assert flag_names(episode(([], []), ids=[5, *[1, 2] * 20])) == ("NOTOOL", "LOOP")
 
 
@@ -195,11 +177,8 @@ def test_mask_bugs() -> None:
     origin = CLEAN.tokens.origin.copy()
     origin[3] = Origin.MODEL  # a token of the tool's turn
     (flag,) = find_flags(CLEAN.with_(tokens=replace(CLEAN.tokens, origin=origin)))
-    assert (flag.name, flag.evidence, flag.turn) == (
-        "MASK",
-        "1 tokens of a tool turn count as sampled",
-        1,
-    )
+    said = "1 tokens of a tool turn count as sampled"
+    assert (flag.name, flag.evidence, flag.turn) == ("MASK", said, 1)
     bare = Tokens.from_ids([1, 2, 3], [Origin.MODEL] * 3)
     turn = Turn(0, "assistant", (), 0, 3, calls=(call(),))
     assert flag_names(Episode("e", "t", turns=(turn,), tokens=bare)) == ("MASK",)

@@ -25,6 +25,7 @@ from agentrl_cli.types import (
     Generation,
     Origin,
     Outcome,
+    RewardPart,
     Sampling,
     StopReason,
     Task,
@@ -125,11 +126,8 @@ async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
         return ToolResult("see", images=(b"\x89PNG",))
 
     episode = await attempt(pack_of(tools=[look]), [call("look"), "5"])
-    assert (
-        episode.outcome is Outcome.ENV_ERROR
-        and "reads text alone" in episode.error
-        and not episode.reward_parts
-    )
+    assert (episode.outcome, episode.reward_parts) == (Outcome.ENV_ERROR, ())
+    assert "reads text alone" in episode.error
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -138,55 +136,36 @@ async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
 async def test_an_episode_with_a_tool(store: Store) -> None:
     pack, said = pack_of(), [call("add", a=2, b=3), "5"]
     store.tasks.add(pack.tasks("train"))
-    rollout = rollout_of(pack, said, store=store)
-    episode = await rollout.episode(
-        job_of(pack, run_id="r1", step=3, group_id="g", sample=2, kind="train")
-    )
-    stored = store.episodes.get(episode.id)
-    assert stored == episode.with_(tokens=stored.tokens)
+    job = job_of(pack, run_id="r1", step=3, group_id="g", sample=2, kind="train")
+    episode = await rollout_of(pack, said, store=store).episode(job)
+    tokens, stored = episode.tokens, store.episodes.get(episode.id)
+    assert stored == episode.with_(tokens=stored.tokens) and not store.live.all("r1")
     for name in "ids origin logp_sampled logp_policy entropy top_ids top_logps".split():
-        back, own = getattr(stored.tokens, name), getattr(episode.tokens, name)
-        assert np.array_equal(back, own, equal_nan=name != "ids"), name
-    assert not store.live.all("r1")
+        np.testing.assert_array_equal(getattr(stored.tokens, name), getattr(tokens, name), name)
     assert (episode.outcome, episode.reward, episode.primary) == (Outcome.SOLVED, 1.0, 1.0)
-    assert [turn.role for turn in episode.turns] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
     assert (episode.tool_calls, episode.tool_errors, episode.step, episode.sample) == (1, 0, 3, 2)
-    assert [result.text for result in observations(episode)] == ["5"]
+    assert (episode.flags, episode.error) == ((), "") and episode.ended >= episode.started > 0
     # Turns cover the tokens without a gap, and what the model said is there as it was sampled.
-    assert [turn.start for turn in episode.turns] == [0, *(turn.end for turn in episode.turns[:-1])]
-    assert episode.turns[-1].end == len(episode.tokens)
-    for turn, text in zip([t for t in episode.turns if t.role == "assistant"], said, strict=True):
-        span = episode.tokens.slice(turn.start, turn.end)
-        assert span.ids.tolist() == [*BYTES.encode(text), STOP] and set(span.origin) == {
-            Origin.MODEL
-        }
-        assert turn.stop_reason is StopReason.STOP
+    spans = [tokens.slice(turn.start, turn.end) for turn in episode.turns]
+    assert np.concatenate([span.ids for span in spans]).tolist() == tokens.ids.tolist()
+    roles = ["system", "user", "assistant", "tool", "assistant"]
+    assert [turn.role for turn in episode.turns] == roles
+    for place, text in zip((2, 4), said, strict=True):
+        assert spans[place].ids.tolist() == [*BYTES.encode(text), STOP]
+        assert set(spans[place].origin) == {Origin.MODEL}
+        assert episode.turns[place].stop_reason is StopReason.STOP
     # All of it is what the template would have written, and only the model's tokens are trained.
-    assert (
-        episode.tokens.ids.tolist()
-        == CHAT.render(episode.messages, pack.schemas).ids[: len(episode.tokens)]
-    )
+    written = CHAT.render(episode.messages, pack.schemas).ids
+    assert tokens.ids.tolist() == written[: len(tokens)]
     assert episode.trained_tokens == sum(len(BYTES.encode(text)) + 1 for text in said)
-    assert np.isnan(episode.tokens.logp_policy[~episode.tokens.trained_mask]).all()
-    tool_turn = episode.turns[3]
-    origins = episode.tokens.origin[tool_turn.start : tool_turn.end]
-    assert (
-        BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end][origins == Origin.TOOL])
-        == "5"
-    )
-    assert episode.flags == () and episode.error == "" and episode.ended >= episode.started > 0
+    assert np.isnan(tokens.logp_policy[~tokens.trained_mask]).all()
+    assert BYTES.decode(spans[3].ids[spans[3].origin == Origin.TOOL]) == "5"
 
 
 async def test_a_cut_turn_is_closed_by_us_and_never_trained_there() -> None:
     episode = await attempt(pack_of(), ["x" * 50], max_new_tokens=10)
     assert (episode.outcome, episode.trained_tokens) == (Outcome.TRUNCATED_TOKENS, 10)
-    assert episode.tokens.origin[-1] == Origin.FORCED and episode.tokens.ids[-1] == STOP
+    assert (episode.tokens.origin[-1], episode.tokens.ids[-1]) == (Origin.FORCED, STOP)
     assert episode.turns[-1].stop_reason is StopReason.LENGTH and "TRUNC" in episode.flags
     assert episode.reward_parts and episode.reward == 0  # cut by its own limit: scored
 
@@ -216,35 +195,35 @@ async def test_a_bad_call_is_an_observation(text: str, error: str, says: str) ->
 async def test_parallel_calls_are_answered_in_order_and_no_more_than_allowed() -> None:
     text = "\n".join(call("add", a=n, b=0) for n in range(4))
     episode = await attempt(pack_of(), [text, "5"], max_parallel_calls=3)
-    results = observations(episode)
-    assert [result.text for result in results[:3]] == ["0", "1", "2"]
-    assert results[3].error == "too_many_calls" and "at most 3" in results[3].text
+    *results, last = observations(episode)
+    assert [result.text for result in results] == ["0", "1", "2"]
+    assert last.error == "too_many_calls" and "at most 3" in last.text
     ids = [call_.id for turn in episode.turns for call_ in turn.calls]
-    assert len(set(ids)) == 4
-    assert [
-        m["tool_call_id"] for turn in episode.turns for m in turn.messages if turn.role == "tool"
-    ] == ids
+    tools = [message for message in episode.messages if message["role"] == "tool"]
+    assert len(set(ids)) == 4 and [message["tool_call_id"] for message in tools] == ids
 
 
-async def test_submit_ends_the_episode_and_the_reward_sees_the_answer() -> None:
-    pack = pack_of(tools=["submit"], reward=lambda episode, ctx: float("5" in str(ctx.state)))
-    episode = await attempt(pack, [call("submit", answer="5"), "never said"])
-    assert (
-        episode.outcome is Outcome.SOLVED
-        and len([t for t in episode.turns if t.role == "assistant"]) == 1
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [(call("submit", answer="5"), {"answer": "5"}), (call("finish"), {"finished": True})],
+)
+async def test_submit_and_finish_end_the_episode_and_the_reward_sees_what_they_left(
+    said: str, state: dict[str, Any]
+) -> None:
+    pack = pack_of(
+        tools=["submit", "finish"], reward=lambda episode, ctx: float(ctx.state == state)
     )
-    assert observations(episode)[0].done
+    episode = await attempt(pack, [said, "never said"])
+    assert episode.outcome is Outcome.SOLVED and observations(episode)[0].done
+    assert sum(turn.role == "assistant" for turn in episode.turns) == 1
 
 
-async def test_state_is_made_and_freed_for_every_episode() -> None:
-    events: list[str] = []
-
+async def test_every_episode_has_a_state_of_its_own() -> None:
     class Counter(Tool):
         name = "count"
         schema = COUNT
 
         async def create(self, ctx: Any) -> list[int]:
-            events.append("create")
             return [0]
 
         async def execute(self, state: list[int], arguments: dict[str, Any]) -> ToolResult:
@@ -254,16 +233,11 @@ async def test_state_is_made_and_freed_for_every_episode() -> None:
         async def reward(self, state: list[int]) -> float:
             return float(state[0])
 
-        async def release(self, state: list[int]) -> None:
-            events.append("release")
-
     pack = pack_of(tools=[Counter()])
     rollout = rollout_of(pack, [call("count"), call("count"), "5"])
     for episode in await rollout.run([job_of(pack, sample=n) for n in range(2)]):
         assert [result.text for result in observations(episode)] == ["1", "2"]
-        own = next(part for part in episode.reward_parts if part.name == "tool:count")
-        assert (own.value, own.weight) == (2.0, 0.0) and episode.reward == 1.0
-    assert sorted(events) == ["create", "create", "release", "release"]
+        assert RewardPart("tool:count", 2.0, 0.0) in episode.reward_parts and episode.reward == 1.0
 
 
 async def test_without_tools_none_is_offered() -> None:
@@ -279,11 +253,8 @@ async def test_without_tools_none_is_offered() -> None:
 
 async def test_a_prompt_that_does_not_fit() -> None:
     episode = await attempt(pack_of(prompt="x" * 900), ["5"], max_tokens=800)
-    assert (episode.outcome, episode.trained_tokens, episode.reward_parts) == (
-        Outcome.TOO_LONG,
-        0,
-        (),
-    )
+    found = (episode.outcome, episode.trained_tokens, episode.reward_parts)
+    assert found == (Outcome.TOO_LONG, 0, ())
     assert len(episode.tokens) > 900  # all of it is there to be looked at
     narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
     assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
@@ -309,25 +280,19 @@ async def test_long_observations_are_cut(side: str, begins: str, ends: str) -> N
 )
 async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outcome) -> None:
     pack = pack_of()
-    prompt = len(CHAT.prompt(pack.tasks("train")[0].prompt, pack.schemas).ids)
+    most = len(CHAT.prompt(pack.tasks("train")[0].prompt, pack.schemas).ids) + 260
     replies = [call("recite", count=10), "5"]
-    limits = {"max_tokens": prompt + 260, "max_new_tokens": 120, "max_observation_tokens": 1000}
+    limits = {"max_tokens": most, "max_new_tokens": 120, "max_observation_tokens": 1000}
     episode = await attempt(pack, replies, overflow=overflow, **limits)
-    assert episode.outcome is outcome and len(episode.tokens) <= prompt + 260
+    assert episode.outcome is outcome and len(episode.tokens) <= most
     (result,) = observations(episode)
     if outcome is Outcome.SOLVED:
         assert result.truncated and len(result.text) < 260
     else:  # kept for people, without a token that a model saw or a loss could touch
-        turn = episode.turns[-1]
-        assert (turn.role, turn.start, turn.end) == (
-            "tool",
-            len(episode.tokens),
-            len(episode.tokens),
-        )
-        assert (
-            result.text == turn.messages[0]["content"] == recite(10)
-            and "DRIFT" not in episode.flags
-        )
+        turn, end = episode.turns[-1], len(episode.tokens)
+        assert (turn.role, turn.start, turn.end) == ("tool", end, end)
+        assert result.text == turn.messages[0]["content"] == recite(10)
+        assert "DRIFT" not in episode.flags
 
 
 @tool(timeout=1e9)
@@ -359,17 +324,12 @@ def raising(error: Exception) -> Callable[..., float]:
     return broken
 
 
-async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
-    for error in (KeyError("tests"), TimeoutError("the judge")):
-        episode = await attempt(pack_of(reward=raising(error)), ["5"])
-        assert (episode.outcome, episode.reward_parts, episode.primary) == (
-            Outcome.ENV_ERROR,
-            (),
-            None,
-        )
-        assert (
-            "'exact'" in episode.error and episode.trained_tokens == 2
-        )  # and what was sampled is kept
+@pytest.mark.parametrize("error", [KeyError("tests"), TimeoutError("the judge")])
+async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero(error: Exception) -> None:
+    episode = await attempt(pack_of(reward=raising(error)), ["5"])
+    found = (episode.outcome, episode.reward_parts, episode.primary)
+    assert found == (Outcome.ENV_ERROR, (), None) and "'exact'" in episode.error
+    assert episode.trained_tokens == 2  # and what was sampled is kept
 
 
 async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part() -> None:
@@ -400,11 +360,8 @@ async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: 
         await rollout_of(pack, ["5"], hook).episode(job_of(pack)),
         await attempt(pack_of(tools=[Opinion()]), ["5"]),
     ):
-        assert (
-            episode.outcome is Outcome.ENV_ERROR
-            and "finite" in episode.error
-            and episode.reward is None
-        )
+        assert (episode.outcome, episode.reward) == (Outcome.ENV_ERROR, None)
+        assert "finite" in episode.error
 
 
 class Sticky(Tool):
@@ -432,37 +389,31 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
 
 async def test_a_store_that_fails_ends_the_run_and_masks_nothing(store: Store) -> None:
     class Full(Episodes):
-        broken = True
-
         def add_turn(self, *args: Any, **more: Any) -> None:
-            if self.broken:
-                raise StoreError("the disk is full")
-            super().add_turn(*args, **more)
+            raise StoreError("the disk is full")
 
-    pack = pack_of()
-    store.episodes = full = Full(store)
+    pack, works = pack_of(), store.episodes
+    store.episodes = Full(store)
     rollout = rollout_of(pack, ["5"], store=store)
     job = job_of(pack, run_id="r1", step=1, kind="train")
     with pytest.raises(StoreError, match="full"):
         await rollout.run([job])
+    store.episodes = works
     assert store.episodes.find_finished("r1", 1) == {}
-    full.broken = False
     (again,) = await rollout.run([job])
     assert list(store.episodes.find_finished("r1", 1).values()) == [again.id]
     assert len(store.episodes.ids()) == 1  # the unfinished one was replaced
 
 
 async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(store: Store) -> None:
-    class Fragile(ScriptedPolicy):
-        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
-            self.asked = getattr(self, "asked", 0) + 1
-            if self.asked > 2:
+    class Fragile(Noting):
+        async def generate(self, *given: Any, **more: Any) -> Generation:
+            if len(self.seen) == 2:
                 raise PolicyError("out of memory")
-            return await super().generate(key, ids, sampling, **more)
+            return await super().generate(*given, **more)
 
-    pack = pack_of()
-    rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
-    done: list[Episode] = []
+    pack, done = pack_of(), list[Episode]()
+    rollout = rollout_of(pack, Fragile(["5"]), store=store, concurrency=1)
     jobs = [job_of(pack, sample=n, run_id="r1", step=1) for n in range(5)]
     with pytest.raises(PolicyError, match="out of memory"):
         await rollout.run(jobs, done.append)
@@ -500,8 +451,8 @@ async def test_concurrency_is_bounded_and_episodes_come_in_the_order_of_the_jobs
             return await super().generate(key, ids, sampling, **more)
 
     pack, policy = pack_of(), Busy(["5"], BYTES)
-    rollout = rollout_of(pack, policy, concurrency=4)
-    episodes = await rollout.run([job_of(pack, sample=n, seed=n) for n in range(20)])
+    jobs = [job_of(pack, sample=n, seed=n) for n in range(20)]
+    episodes = await rollout_of(pack, policy, concurrency=4).run(jobs)
     assert [episode.sample for episode in episodes] == list(range(20)) and policy.most == 4
 
 
@@ -514,12 +465,10 @@ async def test_seeds_are_the_jobs_own_and_new_for_every_turn() -> None:
 
 
 def test_seed_of_depends_on_all_its_parts() -> None:
-    seeds = {
-        seed_of(*parts)
-        for parts in [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]
-    }
-    assert len(seeds) == 4 and all(0 <= seed < 2**63 for seed in seeds)
-    assert seed_of(0, "train", 1, 2) == seed_of(0, "train", 1, 2)
+    parts = [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]
+    seeds = [seed_of(*one) for one in parts]
+    assert len(set(seeds)) == 4 and all(0 <= seed < 2**63 for seed in seeds)
+    assert seeds == [seed_of(*one) for one in parts]
 
 
 async def test_a_task_of_an_unknown_pack() -> None:
@@ -549,24 +498,25 @@ class Lossy(Chat):
 
 
 async def test_structural_drift_is_found_at_its_turn(store: Store) -> None:
-    pack = pack_of()
+    pack, found = pack_of(), list[list[tuple[str, int]]]()
     store.tasks.add(pack.tasks("train"))
-    found: list[list[tuple[str, int]]] = []
+
+    def seen(episode: str) -> list[tuple[str, int]]:
+        store.flush()
+        return [(row.kind, row.turn) for row in store.marks.drift(episode)]
 
     def replies(key: str, ids: Sequence[int]) -> str:
-        store.flush()
-        found.append([(row.kind, row.turn) for row in store.marks.drift(key)])
+        found.append(seen(key))
         return "5" if len(found) == 3 else call("add", a=2, b=3)
 
     rollout = rollout_of(pack, replies, store=store).with_(chat=Lossy(BYTES))
     episode = await rollout.episode(job_of(pack))
-    rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
     roles = " ".join(turn.role for turn in episode.turns)
     assert roles == "system user assistant tool assistant tool assistant"
     # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
-    assert found == [[], [("structural", 3)], [("structural", 3)]]
-    assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
-    assert rollout.guard_seconds > 0
+    drift = [("structural", 3)]
+    assert [*found, seen(episode.id)] == [[], drift, drift, drift]
+    assert rollout.drift == {episode.id: "structural"} and rollout.guard_seconds > 0
 
 
 class Fragile(Chat):
@@ -591,36 +541,24 @@ async def test_a_conversation_that_cannot_be_compared_masks_its_episode_alone(st
 
 
 @pytest.mark.parametrize(
-    ("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)]
+    ("skip", "outcome", "turns", "fact"),
+    [
+        (True, Outcome.DRIFT, 1, Fact.SKIPPED_DRIFT),
+        (False, Outcome.TRUNCATED_TURNS, 3, Fact.TRAINED),
+    ],
 )
 async def test_a_training_episode_ends_at_its_first_structural_drift(
-    structural: str, outcome: Outcome
+    skip: bool, outcome: Outcome, turns: int, fact: Fact
 ) -> None:
-    pack = pack_of()
-    rollout = rollout_of(
-        pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3
-    )
-    config = rollout.context.config.replace(algo={"skip": {"drift": structural == "skip"}})
-    rollout = rollout.with_(config=config, chat=Lossy(BYTES))
-    episode = await rollout.episode(replace(job_of(pack), kind="train"))
-    turns = 1 if structural == "skip" else 3
-    assert (
-        episode.outcome is outcome
-        and sum(turn.role == "assistant" for turn in episode.turns) == turns
-    )
-    fact = decide(
-        [[episode]],
-        drift=rollout.drift,
-        train_drifted=structural == "train",
-        drop_zero_variance=False,
-    )
-    if structural == "skip":
-        assert (
-            "structural drift: the template writes" in episode.error and episode.reward_parts == ()
-        )
-        assert fact == {episode.id: Fact.SKIPPED_DRIFT}
-    else:
-        assert fact == {episode.id: Fact.TRAINED}
+    pack, said = pack_of(), [call("add", a=2, b=3)] * 9
+    rollout = rollout_of(pack, said, max_turns=3).with_(chat=Lossy(BYTES))
+    rollout = rollout.with_(config=rollout.context.config.replace(algo={"skip": {"drift": skip}}))
+    episode = await rollout.episode(job_of(pack, kind="train"))
+    assert sum(turn.role == "assistant" for turn in episode.turns) == turns
+    assert episode.outcome is outcome and (episode.reward_parts == ()) is skip
+    assert ("structural drift: the template writes" in episode.error) is skip
+    given: dict[str, Any] = {"train_drifted": not skip, "drop_zero_variance": False}
+    assert decide([[episode]], drift=rollout.drift, **given) == {episode.id: fact}
 
 
 # --- how turns are sampled -------------------------------------------------------------------------------------------
@@ -635,10 +573,9 @@ async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
     rollout = rollout_of(pack, policy, hook, stop=["Done."], bad_tokens=["<think>", "z"])
     assert rollout.context.config.rollout.truncates
     await rollout.episode(job_of(pack))
-    seen = policy.seen
-    assert [s.stop_strings for s in seen] == [("Done.",)] * 2
-    assert [s.bad_ids for s in seen] == [(BYTES.id_of("<think>"), ord("z"))] * 2
-    assert seen[0].allow is None and seen[1].allow is not None and seen[1].allow(()) == [7]
+    bad = (BYTES.id_of("<think>"), ord("z"))
+    assert [(s.stop_strings, s.bad_ids) for s in policy.seen] == [(("Done.",), bad)] * 2
+    assert [s.allow and s.allow(()) for s in policy.seen] == [None, [7]]
     with pytest.raises(ConfigError, match="'no' is 2 tokens, not one"):
         rollout_of(pack, policy, bad_tokens=["no"])
 
@@ -646,10 +583,8 @@ async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
 async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
     hook = SimpleNamespace(on_sample=lambda sampling: "no sampling")
     episode = await rollout_of(pack_of(), ["5"], hook).episode(job_of(pack_of()))
-    assert (
-        episode.outcome is Outcome.ENV_ERROR
-        and "it returned str; a Sampling or None" in episode.error
-    )
+    assert episode.outcome is Outcome.ENV_ERROR
+    assert "it returned str; a Sampling or None" in episode.error
 
 
 async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_for() -> None:
@@ -658,8 +593,7 @@ async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_
     more = SimpleNamespace(on_sample=lambda sampling: replace(sampling, max_new_tokens=10**6))
     rollout = rollout_of(pack, ["x" * 500], more, max_tokens=prompt + 200, max_new_tokens=20)
     episode = await rollout.episode(job_of(pack))
-    assert episode.outcome is Outcome.TRUNCATED_TOKENS
-    assert episode.trained_tokens == 200
+    assert (episode.outcome, episode.trained_tokens) == (Outcome.TRUNCATED_TOKENS, 200)
 
 
 class Counted(ScriptedPolicy):
@@ -675,22 +609,18 @@ class Counted(ScriptedPolicy):
         await super().release(key)
 
 
-@pytest.mark.parametrize("said", ["5", "6", "long", "hang", "fail", "break", "cancel"])
+@pytest.mark.parametrize(
+    "said", ["5", "6", "x" * 900, call("hang"), call("fail", text="no"), "break", "cancel"]
+)
 async def test_the_policy_forgets_an_episode_however_it_ends(said: str) -> None:
     """Else its keys and values would stay until the next update."""
-    replies = {
-        "hang": call("hang"),
-        "fail": call("fail", text="no"),
-        "long": "x" * 900,
-        "cancel": call("hang"),
-    }
-    policy = Counted([replies.get(said, said)] * 9, BYTES)
+    cancelled = said == "cancel"
+    policy = Counted([call("hang") if cancelled else said] * 9, BYTES)
     pack = pack_of(tools=[hang, fail])
-    rollout = rollout_of(pack, policy, episode_timeout=60 if said == "cancel" else 0.2)
+    rollout = rollout_of(pack, policy, episode_timeout=60 if cancelled else 0.2)
     running = asyncio.create_task(rollout.run([job_of(pack)]))
-    if said == "cancel":
-        while not policy._turns:
-            await asyncio.sleep(0)
+    if cancelled:
+        await soon(lambda: bool(policy._turns))
         running.cancel()
     (ended,) = await asyncio.gather(running, return_exceptions=True)
     assert isinstance(ended, BaseException) == (said in ("break", "cancel"))

@@ -29,7 +29,7 @@ async def shared() -> AsyncIterator[dict[str, Sandbox]]:
 async def sandbox(
     request: pytest.FixtureRequest, shared: dict[str, Sandbox]
 ) -> AsyncIterator[Sandbox]:
-    """The file's sandbox without counts; its level is a parameter."""
+    """The file's sandbox, its counts empty; its level is a parameter. What the code did was no fault of the sandbox."""
     level = getattr(request, "param", getattr(request.module, "LEVEL", "auto"))
     if level not in shared:
         settings = {"workers": 1, "wall": 2.0, **getattr(request.module, "SANDBOX", {})}
@@ -39,8 +39,10 @@ async def sandbox(
     opened.counts.clear()
     opened.limits_hit.clear()
     yield opened
+    faults = [name for name in opened.counts if name.startswith("sandbox_")]
     for session in list(opened.sessions):
         await session.close()
+    assert faults == [] or level == "docker"
 
 
 @pytest_asyncio.fixture(loop_scope="module")

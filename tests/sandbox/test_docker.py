@@ -44,13 +44,10 @@ def api() -> Any:
     engine.close()
 
 
-def _of(api: Any, pid: int) -> list[str]:
+def ours(api: Any, pid: int = os.getpid()) -> list[str]:
+    """The containers of a process, by default of this one."""
     found = api.containers(all=True, filters={"label": container.LABEL})
     return [one["Id"] for one in found if one["Labels"]["agentrl.process"].startswith(f"{pid}-")]
-
-
-def ours(api: Any) -> list[str]:
-    return _of(api, os.getpid())
 
 
 async def test_every_attack_is_contained(sandbox: Sandbox) -> None:
@@ -197,7 +194,7 @@ def test_nothing_is_left_when_the_host_dies(api: Any) -> None:
         time.sleep(0.5)
         host.kill()
         host.wait()
-    assert comes(lambda: not _of(api, host.pid)), "the container is still there"
+    assert comes(lambda: not ours(api, host.pid)), "the container is still there"
 
 
 SHORT = (
@@ -215,12 +212,12 @@ def test_a_run_that_is_interrupted_leaves_no_container(api: Any, tmp_path: Path)
     run = start(tmp_path / "p", "train", *(part for word in SHORT for part in ("--set", word)))
     process = run.process
     try:
-        assert comes(lambda: bool(_of(api, process.pid)), process.is_alive)
+        assert comes(lambda: bool(ours(api, process.pid)), process.is_alive)
         time.sleep(1.0)  # episodes run in it
-        assert _of(api, process.pid) and process.is_alive(), run.log.read_text()
+        assert ours(api, process.pid) and process.is_alive(), run.log.read_text()
         os.kill(process.pid, signal.SIGINT)
         assert run.end()[0] == 130, run.log.read_text()
-        assert comes(lambda: not _of(api, process.pid))
+        assert comes(lambda: not ours(api, process.pid))
     finally:
         process.kill()
         process.join()

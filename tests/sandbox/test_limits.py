@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from agentrl_cli.errors import ConfigError, SandboxFault
+from agentrl_cli.errors import SandboxFault
 from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup, grade
 from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.runner_process import Process
@@ -14,8 +15,9 @@ from agentrl_cli.sandbox.runner_process import Process
 SANDBOX = {"wall": 3.0}
 
 
-async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> None:
-    for code, status, detail in (
+@pytest.mark.parametrize(
+    ("code", "status", "detail"),
+    [
         ("import sys; sys.exit(4)", Status.EXIT, ""),
         ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", Status.BLOCKED, "net"),
         ("open('/usr/x', 'w')", Status.BLOCKED, "fs"),
@@ -34,18 +36,16 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> No
         ),
         ("class E(Exception):\n  def __str__(self): return 1 / 0\nraise E", Status.EXCEPTION, "E"),
         ("def f(:", Status.EXCEPTION, "SyntaxError"),
-    ):
-        session = await sandbox.session()
-        await session.cell("x = 1")
-        result = await session.cell(code)
-        assert (result.status, result.detail, result.state_kept, result.rolled_back) == (
-            status,
-            detail,
-            True,
-            False,
-        )
-        assert (await session.cell("x")).stdout == "1\n"
-        await session.close()
+    ],
+)
+async def test_a_cell_that_meets_a_limit_keeps_its_state(
+    session: Session, code: str, status: Status, detail: str
+) -> None:
+    await session.cell("x = 1")
+    result = await session.cell(code)
+    assert (result.status, result.detail) == (status, detail)
+    assert (result.state_kept, result.rolled_back) == (True, False)
+    assert (await session.cell("x")).stdout == "1\n"
 
 
 async def test_the_name_of_an_exception_is_shown_without_control_characters(
@@ -67,9 +67,8 @@ async def test_shared_memory_counts(sandbox: Sandbox) -> None:
     assert (await session.run(code)).status is (await session.cell(code)).status is Status.MEMORY
     denied = await session.bash("python3 -S -c 'import os; os.memfd_create(\"x\")'", "in")
     assert "PermissionError" in denied.stderr
-    assert (
-        await session.run("print(input())", "in")
-    ).stdout == "in\n"  # its own memfd for that is allowed
+    # its own memfd for that is allowed
+    assert (await session.run("print(input())", "in")).stdout == "in\n"
 
 
 async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> None:
@@ -81,19 +80,10 @@ async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> 
 async def test_output_is_capped_in_the_middle_and_always_text(sandbox: Sandbox) -> None:
     session = await sandbox.session(output_kb=1)
     result = await session.cell("print('a' * 5000 + 'z' * 5000)")
-    assert (
-        result.truncated
-        and result.stdout.startswith("a" * 512)
-        and result.stdout.endswith("z" * 511 + "\n")
-    )
-    assert "[... 8977 bytes left out ...]" in result.stdout
+    said = "a" * 512 + "\n[... 8977 bytes left out ...]\n" + "z" * 511 + "\n"
+    assert result.truncated and result.stdout == said
     code = r"import sys; print('\ud800\0\x1b[2J'); sys.stdout.flush(); sys.stdout.buffer.write(b'\xff'); None"
     assert (await session.cell(code)).stdout == "\\ud800\0\x1b[2J\n\ufffd"
-
-
-async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
-    with pytest.raises(ConfigError, match="memory"):
-        await sandbox.session(memory=5)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +133,16 @@ def as_command(code: str) -> str:
     return f"python3 -S - <<'END'\n{code}\nEND"
 
 
-async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("op", ["cell", "run", "bash"])
+async def test_cpu_seconds_of_children_count(sandbox: Sandbox, op: str) -> None:
     """Bounded in CPU seconds of the children, not of the clock: on a busy machine a second of CPU takes many."""
     session = await sandbox.session(cpu=0.6, wall=60.0)
     loop = "sh -c 'while :; do :; done'"
     busy = f'import os\nfor _ in range(999):\n    os.system("timeout 0.3 {loop}")\n'
     busy += "    print(sum(os.times()[2:4]), flush=True)"
-    for result in (
-        await session.cell(busy),
-        await session.run(busy),
-        await session.bash(as_command(busy)),
-    ):
-        assert (result.status, result.detail) == (Status.TIMEOUT, "cpu"), result
-        spent = [float(line) for line in result.stdout.split()]
-        assert spent and 0.2 < spent[-1] < 1.2, spent
+    result = await getattr(session, op)(as_command(busy) if op == "bash" else busy)
+    assert (result.status, result.detail) == (Status.TIMEOUT, "cpu"), result
+    assert 0.2 < float(result.stdout.split()[-1]) < 1.2, result
 
 
 HOG = (
@@ -168,30 +154,24 @@ HOG = (
 
 async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session(memory_mb=100, disk_mb=32)
-    for result in (
-        await session.run(HOG),
-        await session.cell(HOG),
-        await session.bash(as_command(HOG)),
-    ):
+    for op, code in (("run", HOG), ("cell", HOG), ("bash", as_command(HOG))):
+        result = await getattr(session, op)(code)
         assert (result.status, result.limit) == (Status.MEMORY, "memory_mb"), result
     graded = await grade(session, f"def f():\n    exec({HOG!r})\n", [{"call": "f", "expect": 1}])
     assert "memory" in graded.failures[0] and sandbox.counts[Status.HOST_RESOURCES] == 0
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
+@pytest.mark.parametrize("later", [0.0, 0.001, 0.005, 0.02])
 async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(
-    session: Session,
+    session: Session, later: float
 ) -> None:
     code = (
         "import os, threading, time\ndef f(n):\n"
         "    threading.Thread(target=lambda: (time.sleep(n), os._exit(3))).start()\n    return n"
     )
-    for later in (0.0, 0.001, 0.005, 0.02):
-        graded = await grade(session, code, [{"call": "f", "args": [later], "expect": later}])
-        assert graded.total == 1, graded
-        assert graded.passed or "exit" in graded.failures[0] or "crash" in graded.failures[0], (
-            graded
-        )
+    graded = await grade(session, code, [{"call": "f", "args": [later], "expect": later}])
+    assert graded.total == 1 and (graded.passed or re.search("exit|crash", graded.failures[0]))
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
@@ -212,22 +192,28 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
     assert (await again.cell("b = b'x' * (300 << 20); len(b) >> 20")).stdout == "300\n"
 
 
-def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "over", "killed", "whose"),
+    [
+        (3, False, True, ""),
+        (4, False, True, "others"),
+        (4, False, False, ""),
+        (4, True, True, "own"),
+    ],
+)
+def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(
+    tmp_path: Path, kills: int, over: bool, killed: bool, whose: str
+) -> None:
     file = tmp_path / "vmstat"
     file.write_text("nr_free 5\noom_kill 3\n")
-    kills = guest_module("processes").OutOfMemoryKills([])
-    for fd in kills.fds:
+    seen = guest_module("processes").OutOfMemoryKills([])
+    for fd in seen.fds:
         os.close(fd)
     with open(file, "rb") as numbers:
-        kills.fds = [numbers.fileno()]
-        kills.since(over=False, killed=True)
-        assert kills.since(over=False, killed=True) == ""
-        file.write_text("nr_free 5\noom_kill 4\n")
-        assert kills.since(over=False, killed=True) == "others"
-        file.write_text("nr_free 5\noom_kill 5\n")
-        assert kills.since(over=False, killed=False) == ""
-        file.write_text("nr_free 5\noom_kill 6\n")
-        assert kills.since(over=True, killed=True) == "own"
+        seen.fds = [numbers.fileno()]
+        seen.since(over=False, killed=True)
+        file.write_text(f"nr_free 5\noom_kill {kills}\n")
+        assert seen.since(over=over, killed=killed) == whose
 
 
 def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
@@ -236,11 +222,9 @@ def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
     with open(file, "rb") as events:
         kills = guest_module("processes").OutOfMemoryKills([events.fileno()])
         kills.mark()
-        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
-        assert kills.since(over=False, killed=False) == "own"
-        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
-        assert kills.since(over=True, killed=False) == "others"
-        assert kills.since(over=True, killed=False) == ""
+        for count, over, whose in ((1, False, "own"), (2, True, "others"), (2, True, "")):
+            file.write_text(f"low 0\nhigh 0\nmax 9\noom 1\noom_kill {count}\n")
+            assert kills.since(over=over, killed=False) == whose
 
 
 # --- programs of a session ---
@@ -285,12 +269,11 @@ says.file.write("kept")
 async def test_the_end_of_a_program_is_that_of_an_interpreter(session: Session) -> None:
     for code in (LEAVES, f"{LEAVES}1 / 0", "import os\n" + LEAVES, f"{LEAVES}raise SystemExit"):
         result = await session.run(code)
-        assert result.stdout == "closed well\n" and result.ok == ("/" not in code), result.text()
+        assert (result.stdout, result.ok) == ("closed well\n", "/" not in code), result.text()
         assert await session.read("left") == b"kept"
         await session.write("left", "")
-    assert (
-        await session.run("import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()")
-    ).ok
+    closes = "import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()"
+    assert (await session.run(closes)).ok
 
 
 async def test_a_programs_changes_to_its_empty_input_end_with_it(session: Session) -> None:
@@ -313,15 +296,13 @@ _ = signal.setitimer(signal.ITIMER_REAL, 0.02)
 
 
 async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_fault(
-    session: Session,
+    sandbox: Sandbox,
 ) -> None:
-    full = await session.sandbox.session(processes=4, keep=8)
+    full = await sandbox.session(processes=4, keep=8)
     assert (await full.cell(FILLS)).ok
     await asyncio.sleep(0.05)
     assert (await full.run("print(6 * 7)")).stdout == "42\n"
-    assert not any(
-        name.startswith("sandbox_") or name == "host_resources" for name in session.sandbox.counts
-    )
+    assert Status.HOST_RESOURCES not in sandbox.counts
 
 
 THREAD = """

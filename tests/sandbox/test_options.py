@@ -1,7 +1,6 @@
 """Packages, seeds and limits of sandbox sessions: from packs, tools, the configuration and the command line."""
 
 import asyncio
-import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Pack, load_pack, tool
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
 from agentrl_cli.reports.score_sets import grader_imports
@@ -20,14 +18,11 @@ from agentrl_cli.sandbox.container import Container
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.sandbox.runner_process import Process
+from tests.helpers.cli import Cli
 from tests.helpers.sandbox import open_sandbox
 
 TASK_PY = "def right(episode, ctx): return 1.0\nREWARDS = {'right': right}\n"
 TASK_YAML = "name: made\ntools: [run_python]\nrewards: {right: {primary: true}}\nsandbox: SANDBOX\n"
-
-
-async def opened(**settings: Any) -> Sandbox:
-    return await open_sandbox(workers=1, **settings)
 
 
 def pack(tmp_path: Path, sandbox: str) -> Pack:
@@ -43,6 +38,10 @@ async def session_of(pack: Pack, sandbox: Sandbox, seed: int = 0) -> Session:
     assert opener is not None and pack.open_session(None, 0) is None
     session: Session = await opener()
     return session
+
+
+async def drawn(session: Session, imports: str = "random") -> str:
+    return (await session.cell(f"import {imports}; random.random()")).stdout
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ async def test_a_packs_sessions_have_its_packages_limits_and_seed(
     other = await (await session_of(made, sandbox, seed=99)).cell(code)
     assert first.stdout == other.stdout and first.stdout.endswith("True)\n")
     assert first.stdout.startswith("(0.32383276483316237, ")  # random.Random(7).random()
-    slow = await session.cell("while True: pass")
-    assert slow.text().startswith("[timed out after 0.5 s")
+    assert (await session.cell("while True: pass")).text().startswith("[timed out after 0.5 s")
     assert (session.limits.memory_mb, session.limits.wall) == (2048, 0.5)
     solution = "import numpy\ndef f(): return int(numpy.ones(3).sum())"
     graded = await grade(session, solution, [{"call": "f", "expect": 3}])
@@ -95,33 +93,22 @@ async def test_without_a_seed_each_episode_has_its_own_and_draws_the_same_again(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     made = pack(tmp_path, "true")
-    seen = [(await (await session_of(made, sandbox, seed)).cell("import random; random.random()")).stdout
-            for seed in (1, 1, 2)]  # fmt: skip
+    seen = [await drawn(await session_of(made, sandbox, seed)) for seed in (1, 1, 2)]
     assert seen[0] == seen[1] != seen[2]
-    free = [
-        (await (await sandbox.session()).cell("import random; random.random()")).stdout
-        for _ in range(2)
-    ]
-    assert free[0] != free[1]
+    assert await drawn(await sandbox.session()) != await drawn(await sandbox.session())
 
 
 async def test_the_configuration_gives_packages_and_a_seed_to_every_session(tmp_path: Path) -> None:
-    async with await opened(imports=["numpy"], seed=5) as sandbox:
+    async with await open_sandbox(workers=1, imports=["numpy"], seed=5) as sandbox:
         assert list(sandbox.pool.runners) == [("numpy",)]  # the bare runner is never needed
-        one = await (await sandbox.session(episode_seed=1)).cell(
-            "import numpy, random; random.random()"
-        )
-        two = await (await session_of(pack(tmp_path, "true"), sandbox, 2)).cell(
-            "import random; random.random()"
-        )
-        own = await (await session_of(pack(tmp_path, "{seed: 6}"), sandbox)).cell(
-            "import random; random.random()"
-        )
-    assert one.stdout == two.stdout != own.stdout
+        one = await drawn(await sandbox.session(episode_seed=1), "numpy, random")
+        two = await drawn(await session_of(pack(tmp_path, "true"), sandbox, 2))
+        own = await drawn(await session_of(pack(tmp_path, "{seed: 6}"), sandbox))
+    assert one == two != own
     with pytest.raises(MissingDependency, match="no_such_package"):
-        await opened(imports=["no_such_package"])
+        await open_sandbox(imports=["no_such_package"])
     with pytest.raises(ConfigError, match="imports must be a list of package names"):
-        await opened(imports=["a,b"])
+        await open_sandbox(imports=["a,b"])
 
 
 async def test_a_tool_brings_its_packages(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -141,36 +128,29 @@ async def test_a_tool_brings_its_packages(sandbox: Sandbox, tmp_path: Path) -> N
     assert (await (await session_of(made, sandbox)).cell("import numpy")).ok
 
 
-def test_the_command_takes_packages_and_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_packages_and_files(tmp_path: Path, cli: Cli) -> None:
     asyncio.run(_available())
-    monkeypatch.chdir(tmp_path)
-    Path("in.txt").write_text("6")
-    Path("p.py").write_text(
+    given, made = tmp_path / "in.txt", tmp_path / "out.txt"
+    given.write_text("6")
+    (tmp_path / "p.py").write_text(
         "import numpy, os\nopen('out.txt', 'w').write(str(7 * int(open('in.txt').read())))\n"
         "os.symlink('/etc/passwd', 'leak')"
     )
-    command = ["sandbox", "run", "p.py", "--imports", "numpy", "--in", "in.txt"]
-    assert main([*command, "--out", "out.txt"]) == 0
-    assert (
-        Path("out.txt").read_text() == "42" and "wrote out.txt, 2 bytes" in capsys.readouterr().err
-    )
-    assert main([*command, "--out", "leak", "--out", "out.txt"]) == 2
-    assert (
-        "it is a link, and links are not followed" in capsys.readouterr().err
-        and not Path("leak").exists()
-    )
-    os.remove("out.txt")
-    os.symlink("in.txt", "out.txt")
-    assert main([*command, "--out", "out.txt"]) == 2  # nor is a link here
-    assert Path("in.txt").read_text() == "6"
-    assert main(["sandbox", "run", "p.py", "--in", "missing"]) == 2
-    assert main(["sandbox", "run", "p.py", "--imports", "no_such_package"]) == 3
+    command = ("sandbox", "run", "p.py", "--imports", "numpy", "--in", "in.txt", "--out", "out.txt")
+    cli(*command, said="wrote out.txt, 2 bytes")
+    assert made.read_text() == "42"
+    cli(*command, "--out", "leak", code=2, said="it is a link, and links are not followed")
+    assert not (tmp_path / "leak").exists()
+    made.unlink()
+    made.symlink_to("in.txt")
+    cli(*command, code=2)  # nor is a link here
+    assert given.read_text() == "6"
+    cli("sandbox", "run", "p.py", "--in", "missing", code=2)
+    cli("sandbox", "run", "p.py", "--imports", "no_such_package", code=3)
 
 
 async def _available() -> None:
-    await (await opened()).close()
+    await (await open_sandbox(workers=1)).close()
 
 
 async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(
@@ -193,20 +173,14 @@ def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
     assert grader_imports(config.task.packs, tmp_path) == ("numpy",)
 
 
-ODD: list[dict[str, Any]] = [
-    {"wall": -1},
-    {"memory_mb": 0},
-    {"cpu": "x"},
-    {"disk_mb": True},
-    {"cpu": float("nan")},
-]
-
-
-@pytest.mark.parametrize("limit", ODD)
-async def test_limits_of_a_session_are_numbers_above_nothing(limit: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("wall", -1), ("memory_mb", 0), ("cpu", "x"), ("disk_mb", True), ("cpu", float("nan")), ("memory", 5)],
+)  # fmt: skip
+async def test_limits_of_a_session_are_numbers_above_nothing(limit: str, value: Any) -> None:
     async with await Sandbox.open(SandboxConfig(backend="bare", min_level="bare")) as sandbox:
-        with pytest.raises(ConfigError, match=rf"the limits of a session\.{next(iter(limit))}: "):
-            await sandbox.session(**limit)
+        with pytest.raises(ConfigError, match=rf"the limits of a session.*{limit}"):
+            await sandbox.session(**{limit: value})
 
 
 # --- every Python that the package supports ---

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import Process, Runner
 from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.session import TOOL as run_python
-from tests.helpers.processes import comes, commands, descendants, soon
+from tests.helpers.processes import alive, comes, commands, descendants, soon
 from tests.helpers.sandbox import open_sandbox
 
 
@@ -40,8 +41,8 @@ async def test_many_sessions_at_once(sandbox: Sandbox) -> None:
 
 async def test_a_lost_box_is_rebuilt_and_a_second_loss_is_a_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=3)
-    await session.cell("x = 1\nopen('a', 'w').write('1')")
-    await session.cell("x = 41\nopen('a', 'w').write('2')")
+    for x, text in ((1, "1"), (41, "2")):
+        await session.cell(f"x = {x}\nopen('a', 'w').write('{text}')")
     the_process(sandbox).kill()
     await asyncio.sleep(0.1)
     assert (await session.cell("x + 1")).stdout == "42\n"
@@ -136,41 +137,38 @@ async def test_closing_leaves_no_process(sandbox: Sandbox) -> None:
 async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
     session = await sandbox.session()
 
-    async def batch() -> None:
+    async def counts() -> tuple[int, int, int]:
         for _ in range(30):
-            assert (await sandbox.run("print(1)")).ok
-            assert (await session.cell("x = 1")).ok
-            assert (await session.run("pass")).ok
-
-    def counts() -> tuple[int, int, int]:
-        jail = [
-            pid for pid in descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()
-        ]
+            for result in (
+                await sandbox.run("print(1)"),
+                await session.cell("x = 1"),
+                await session.run("pass"),
+            ):
+                assert result.ok
+        await stocked(sandbox)
+        await asyncio.sleep(0.1)
+        jail = [pid for pid in descendants(the_process(sandbox).pid) if alive(pid)]
         open_there = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in jail)
         return len(os.listdir("/proc/self/fd")), len(jail), open_there
 
-    async def settled() -> tuple[int, int, int]:
-        await batch()
-        await stocked(sandbox)
-        await asyncio.sleep(0.1)
-        return counts()
-
-    before = await settled()
-    assert await settled() == before
+    before = await counts()
+    assert await counts() == before
 
 
 async def test_a_weaker_level_is_an_error_and_never_a_fallback() -> None:
     with pytest.raises(SandboxUnavailable, match="weaker than") as caught:
         await Sandbox.open(SandboxConfig(backend="bare", min_level="ns"))
     assert "min_level: bare" in caught.value.hint
-    with pytest.raises(ConfigError):
-        await Sandbox.open(SandboxConfig(backend="nothing"))
 
 
 def the_process(sandbox: Sandbox) -> subprocess.Popen[bytes]:
     (runner,) = sandbox.pool.runners[()]
-    assert isinstance(runner, Process)
-    return runner.process
+    return process_of(runner)
+
+
+def process_of(runner: Any) -> subprocess.Popen[bytes]:
+    process: subprocess.Popen[bytes] = runner.process
+    return process
 
 
 async def stocked(sandbox: Sandbox) -> Runner:
@@ -184,42 +182,37 @@ async def stocked(sandbox: Sandbox) -> Runner:
 
 async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: Sandbox) -> None:
     await sandbox.run("1")
-    for number in range(3):
+    look = "import random, resource; random.random(), resource.getrlimit(7)[0]"
+    for number in range(20, 23):
         ready = list((await stocked(sandbox)).spares)
-        session = await sandbox.session(seed=5, open_files=20 + number, memory_mb=300)
-        result = await session.cell(
-            "import random, resource; random.random(), resource.getrlimit(7)[0]"
-        )
-        assert result.stdout == f"(0.6229016948897019, {20 + number})\n"
+        session = await sandbox.session(seed=5, open_files=number, memory_mb=300)
+        assert (await session.cell(look)).stdout == f"(0.6229016948897019, {number})\n"
         assert session._box is not None and session._box[1] in ready
-        large = await sandbox.session(
-            disk_mb=100, file_mb=100
-        )  # its file system has to be made for it
+        # its file system has to be made for it
+        large = await sandbox.session(disk_mb=100, file_mb=100)
         assert (await large.run("open('f', 'wb').write(bytes(90 << 20))")).ok
-        await session.close()
-        await large.close()
+        for one in (session, large):
+            await one.close()
 
 
 async def test_idle_runners_and_spare_boxes_are_checked(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     runner = await stocked(sandbox)
-    assert isinstance(runner, Process)
-    await sandbox.pool.inspect()
-    await sandbox.pool.inspect()  # the answer to the first ping
+    for _ in range(2):  # the second is the answer to the first ping
+        await sandbox.pool.inspect()
     assert sandbox.pool.runners[()] == [runner] and not runner.stuck()
-    for pid in (runner.process.pid, *descendants(runner.process.pid)):
+    process = process_of(runner)
+    for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGSTOP)
     for spare in runner.spares:
         spare.heard -= 60.0
     assert (await sandbox.run("print(1)")).stdout == "1\n"
-    (fresh,) = sandbox.pool.runners[()]
+    fresh = await stocked(sandbox)
     assert fresh is not runner and not runner.alive
     assert sandbox.counts == {Status.OK: 2}  # no session noticed
 
-    await stocked(sandbox)
-    assert isinstance(fresh, Process)
-    fresh.process.kill()
-    fresh.process.wait()
+    process_of(fresh).kill()
+    process_of(fresh).wait()
     await sandbox.pool.inspect()
     newest = await stocked(sandbox)
     assert newest is not fresh and (await sandbox.run("print(1)")).stdout == "1\n"
@@ -273,19 +266,15 @@ async def test_a_users_own_backend() -> None:
         assert isinstance(sandbox.pool.runners[()][0], Own)
     with pytest.raises(SandboxUnavailable, match="weaker than"):
         await Sandbox.open(SandboxConfig(backend=f"{here}Own"))
-    for wrong in ("Process", "stocked"):
-        with pytest.raises(ConfigError, match="is not a sandbox backend"):
-            await Sandbox.open(SandboxConfig(backend=here + wrong))
+    for wrong in (f"{here}Process", f"{here}stocked", "nothing"):
+        with pytest.raises(ConfigError, match="sandbox backend"):
+            await Sandbox.open(SandboxConfig(backend=wrong))
 
 
 def test_a_killed_processes_resources_are_swept_everywhere(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "3600"])
     dead = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
-    assert (
-        not owner.has_ended(dead)
-        and not owner.has_ended(owner.name())
-        and not owner.has_ended("12-34")
-    )
+    assert not any(owner.has_ended(name) for name in (dead, owner.name(), "12-34"))
     left.kill()
     left.wait()
     assert owner.has_ended(f"{dead}-7") and not owner.has_ended(dead.rpartition("-")[0] + "-5")

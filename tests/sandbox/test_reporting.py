@@ -28,6 +28,7 @@ from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tui.chat.view import ready_lines
 from agentrl_cli.tui.whatif.view import event_lines
+from tests.helpers.cli import Cli
 from tests.helpers.sandbox import open_sandbox
 
 SOLUTION = "def add(a, b):\n    return a + b\n"
@@ -104,24 +105,17 @@ def test_the_store_knows_levels_and_which_parts_are_fakeable(made: tuple[Path, s
     assert [result.level for result in results] == ["ns", ""] and row.level == "ns"
 
 
-def run(capsys: pytest.CaptureFixture[str], *command: str) -> str:
-    assert main(list(command)) == 0
-    return capsys.readouterr().out
-
-
-def test_they_are_shown_and_exported(
-    made: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    db, episode = str(made[0]), made[1]
-    shown = run(capsys, "show", episode, "--db", db)
+def test_they_are_shown_and_exported(made: tuple[Path, str], cli: Cli) -> None:
+    db, episode = ("--db", str(made[0])), made[1]
+    shown = cli("show", episode, *db)
     line = next(line for line in shown.splitlines() if line.startswith("beside"))
     assert "FAKEABLE: tests ran beside the solution" in line and shown.count("FAKEABLE") == 1
     assert "sandbox ns" in shown and ", ns)" in shown
-    replayed = run(capsys, "replay", episode, "--plain", "--db", db)
+    replayed = cli("replay", episode, "--plain", *db)
     assert "sandbox ns" in replayed and replayed.count("FAKEABLE by the solution") == 1
-    exported: dict[str, Any] = json.loads(run(capsys, "show", episode, "--json", "--db", db))
+    exported = cli.json("show", episode, *db)
     assert [part["fakeable"] for part in exported["reward_parts"]] == [False, True, False]
-    rerun = run(capsys, "export", episode, "--db", db)
+    rerun = cli("export", episode, *db)
     assert '"fakeable": true' in rerun or '"fakeable":true' in rerun
 
 
@@ -129,72 +123,49 @@ def test_they_are_shown_and_exported(
 NAKED = Config.model_validate({"sandbox": {"backend": "bare", "min_level": "bare", "workers": 1}})
 
 
-def test_a_run_without_isolation_is_marked_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_isolation_is_marked_everywhere(tmp_path: Path, cli: Cli) -> None:
     db = tmp_path / "agentrl.db"
     episode = fill(db, NAKED)
     with Store.open(db, readonly=True) as store:
-        row = store.episodes.row(episode)
+        row, journal = store.episodes.row(episode), store.journal
         assert row.level == "bare" and row.run_id is not None
-        events = [
-            event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"
-        ]
-        assert [event["data"]["level"] for event in events] == [
-            "bare"
-        ]  # once, however many rounds a run has
-        alerts = [
-            alert for alert in store.journal.alerts(row.run_id) if alert["name"] == "no_isolation"
-        ]
-        assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(
-            alerts[0]["text"]
-        )
+        # once, however many rounds a run has
+        (event,) = (one for one in journal.events(row.run_id) if one["kind"] == "no_isolation")
+        (alert,) = (one for one in journal.alerts(row.run_id) if one["name"] == "no_isolation")
+    assert (event["data"]["level"], alert["level"]) == ("bare", "bad")
+    assert "isolates NOTHING" in str(alert["text"])
     for command in (["show", episode], ["replay", episode, "--plain"]):
-        assert "bare: NO ISOLATION" in run(capsys, *command, "--db", str(db))
+        assert "bare: NO ISOLATION" in cli(*command, "--db", str(db))
 
 
-SHORT = {
-    "train.steps": 1, "train.eval.every": 0, "rollout.group_size": 2, "rollout.prompts_per_step": 1,
-    "rollout.max_turns": 1, "rollout.max_new_tokens": 4,
-}  # fmt: skip
+SHORT = (
+    "--set train.steps=1 --set train.eval.every=0 --set rollout.group_size=2 --set rollout.prompts_per_step=1"
+    " --set rollout.max_turns=1 --set rollout.max_new_tokens=4"
+)
 GRADED = (
     "async def graded(episode, ctx):\n"
     "    return (await ctx.grade('def f(): return 1', [{'call': 'f', 'expect': 1}])).score\n"
 )
 
 
-def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "code-task", str(tmp_path / "p"), "--min-level", "bare"]) == 0
-    project = [
-        "--project",
-        str(tmp_path / "p"),
-        "--set",
-        "sandbox.backend=bare",
-        "--set",
-        "sandbox.workers=1",
-    ]
-    commands: dict[str, list[str]] = {
-        "rollout": ["--model", "scripted", "-n", "1"],
-        "eval": [
-            "--checkpoint",
-            "base",
-            "--compare-to",
-            "none",
-            "--set",
-            "model.name=scripted",
-            "--limit",
-            "1",
-        ],
-        "check": ["code-task"],
-        "tools": ["call", "run_python", '{"code": "1"}'],
-        "train": [part for name, value in SHORT.items() for part in ("--set", f"{name}={value}")],
-        "rescore": ["last", "--reward", f"{tmp_path / 'p' / 'mine.py'}:graded"],
-    }
-    (tmp_path / "p" / "mine.py").write_text(GRADED)
-    for name, more in commands.items():
-        capsys.readouterr()
-        main([name, *more, *project])
-        assert "WARNING: Sandbox level bare isolates NOTHING" in capsys.readouterr().err, name
+def test_commands_that_run_code_warn(tmp_path: Path, cli: Cli) -> None:
+    cli("init", "code-task", "p", "--min-level", "bare")
+    project = tmp_path / "p"
+    (project / "mine.py").write_text(GRADED)
+    bare = "--set sandbox.backend=bare --set sandbox.workers=1".split()
+    base = "--checkpoint base --compare-to none --set model.name=scripted --limit 1".split()
+    for command in (
+        ["rollout", "--model", "scripted", "-n", "1"],
+        ["eval", *base],
+        ["check", "code-task"],  # whose tools may find too many processes of other users
+        ["tools", "call", "run_python", '{"code": "1"}'],
+        ["train", *SHORT.split()],
+        ["rescore", "last", "--reward", f"{project / 'mine.py'}:graded"],
+    ):
+        cli.capture.readouterr()
+        main([*command, "--project", str(project), *bare])
+        said = cli.capture.readouterr().err
+        assert "WARNING: Sandbox level bare isolates NOTHING" in said, command
 
 
 class Naked(Process):
@@ -203,36 +174,24 @@ class Naked(Process):
     level = "bare"
 
 
-def test_what_is_refused_is_not_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("import os\nprint(os.getuid())")
-    run = ["sandbox", "run", str(program), "--set", "sandbox.backend=bare"]
-    assert main(run) == 3
-    refused = capsys.readouterr().err
-    assert "weaker than sandbox.min_level ns" in refused and "WARNING" not in refused
+def test_what_is_refused_is_not_warned_of(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "program.py").write_text("import os\nprint(os.getuid())")
+    run = ("sandbox", "run", "program.py", "--set")
+    cli(*run, "sandbox.backend=bare", code=3, said="weaker than sandbox.min_level ns")
+    assert "WARNING" not in cli.err
+    who = "runs as an ordinary user of this machine" if os.geteuid() == 0 else "runs as you"
     for backend in ("bare", f"{__name__}:Naked"):
-        accepted = [*run[:-1], f"sandbox.backend={backend}", "--set", "sandbox.min_level=bare"]
-        assert main(accepted) == 0
-        output = capsys.readouterr()
-        who = "runs as an ordinary user of this machine" if os.geteuid() == 0 else "runs as you"
-        assert who in output.err and (int(output.out) == os.getuid()) == (os.geteuid() != 0)
+        accepted = (f"sandbox.backend={backend}", "--set", "sandbox.min_level=bare")
+        output = cli(*run, *accepted, said=who)
+        assert (int(output) == os.getuid()) == (os.geteuid() != 0)
 
 
 async def test_a_chat_and_a_what_if_warn_too() -> None:
     sandbox, note = await _sandbox(NAKED.sandbox, PACK)
     assert sandbox is not None
     await sandbox.close()
-    event = {
-        "ev": "ready",
-        "model": "m",
-        "weights": "",
-        "context": 1,
-        "tools": [],
-        "sandbox": "bare",
-        "note": note,
-    }
+    event = {"ev": "ready", "model": "m", "weights": "", "context": 1, "tools": []}
+    event |= {"sandbox": "bare", "note": note}
     assert any("isolates NOTHING" in line.plain for line in ready_lines(event))
     assert "isolates NOTHING" in event_lines(event)[0].plain
 
@@ -245,24 +204,13 @@ async def in_code(code: str, ctx: ToolContext) -> str:
     return result.stdout
 
 
-async def apart_from_it(ctx: ToolContext) -> str:
-    """One that uses no sandbox."""
-    return "2"
-
-
 async def test_every_call_that_used_a_sandbox_knows_its_level() -> None:
     async with await open_sandbox() as sandbox:
         ctx = ToolContext(session_factory=sandbox.session)
-        own, other, sleepy = as_tool(in_code), as_tool(apart_from_it), as_tool(in_code)
+        own, sleepy = as_tool(in_code), as_tool(in_code)
         sleepy.timeout = 0.2
-        given = [
-            (own, {"code": "print(1)"}),
-            (own, {"code": "1 / 0"}),
-            (sleepy, {"code": "while True: pass"}),
-        ]
-        results = await asyncio.gather(
-            *(tool.call(ctx, arguments) for tool, arguments in [*given, (other, {})])
-        )
+        given = ((own, "print(1)"), (own, "1 / 0"), (sleepy, "while True: pass"))
+        results = await asyncio.gather(*(one.call(ctx, {"code": code}) for one, code in given))
         await ctx.close()
-    assert [result.error for result in results] == [None, "exception", "timeout", None]
-    assert [result.level for result in results] == [sandbox.level] * 3 + [""]
+    found = [(result.error, result.level) for result in results]
+    assert found == [(error, sandbox.level) for error in (None, "exception", "timeout")]

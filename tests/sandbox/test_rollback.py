@@ -1,6 +1,5 @@
 """Rollback: a session's variables and files after a failed cell, and before an earlier call."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -44,30 +43,27 @@ async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
     session: Session, end: str, status: Status
 ) -> None:
     await session.cell("x = 1" + MAKE + LOOK)
-    before = await session.cell("look()")
-    assert "'one', 7" in before.stdout and before.stdout.count("0o100750', 2, 'two'") == 2
+    before = (await session.cell("look()")).stdout
+    assert "'one', 7" in before and before.count("0o100750', 2, 'two'") == 2
+    said = "variables and files from this cell were discarded, earlier ones are kept"
     for _ in range(2):
         result = await session.cell(SPOIL + end)
         assert (result.status, result.rolled_back, result.files) == (status, True, "restored")
-        if status is not Status.OK:
-            assert (
-                "variables and files from this cell were discarded, earlier ones are kept"
-                in result.text()
-            )
-        assert (await session.cell("look()")).stdout == before.stdout
+        assert status is Status.OK or said in result.text()
+        assert (await session.cell("look()")).stdout == before
     assert (await session.cell("x")).stdout == "1\n"
 
 
 async def test_unchanged_files_are_not_mentioned(session: Session) -> None:
     await session.cell("open('a', 'w').write('one')")
     crashed = await session.cell("import os; os.abort()")
-    assert (
-        crashed.files == ""
-        and "; variables from this cell were discarded, earlier" in crashed.text()
-    )
-    raised = await session.cell("open('a', 'w').write('two'); 1 / 0")
+    said = "; variables from this cell were discarded, earlier"
+    assert crashed.files == "" and said in crashed.text()
+    raised = await session.cell("x = 1; open('a', 'w').write('two'); y = x / 0")
     assert (raised.rolled_back, raised.files) == (False, "")
-    assert await session.read("a") == b"two"  # an exception ends a cell as it would end it anywhere
+    assert raised.text().startswith("Traceback") and "y = x / 0" in raised.text()
+    # An exception ends a cell as it would end it anywhere.
+    assert await session.read("a") == b"two" and (await session.cell("x")).stdout == "1\n"
 
 
 async def test_a_folder_that_cannot_be_kept_is_reported_as_left(sandbox: Sandbox) -> None:
@@ -75,11 +71,8 @@ async def test_a_folder_that_cannot_be_kept_is_reported_as_left(sandbox: Sandbox
     holes = "import os\nfor n in 'abc':\n    with open(n, 'w') as f: f.truncate(40 << 20)"
     await session.cell(holes)
     crashed = await session.cell("open('new', 'w'); os.abort()")
-    assert (
-        crashed.files == "left"
-        and crashed.state_kept
-        and "the files are as the cell left them" in crashed.text()
-    )
+    assert (crashed.files, crashed.state_kept) == ("left", True)
+    assert "the files are as the cell left them" in crashed.text()
     assert [entry.path for entry in await session.list()] == ["a", "b", "c", "new"]
     await session.cell("os.remove('new')")
     assert await session.back(2) == ()  # by running the first call again
@@ -97,15 +90,15 @@ async def test_a_rollback_restores_variables_and_files(sandbox: Sandbox, keep: i
     await session.run("import shutil; shutil.rmtree('d')")  # call 5
     await session.cell("import os; x = 6; open('a', 'w'); os.abort()")  # call 6
     assert len(session.history) == 6 and session.cells == 3
-
-    assert await session.back(6) == ()
-    assert [(await session.cell("x")).stdout, await session.read("a")] == ["4\n", b"4"]
-    assert await session.back(5) == ()
-    assert [(await session.cell("x")).stdout, await session.read("d/b")] == ["4\n", b"b\n"]
-    assert await session.back(4) == ()
-    assert [(await session.cell("x")).stdout, await session.read("a")] == ["1\n", b"2\n"]
-    assert await session.back(2) == ()
-    assert [e.path for e in await session.list()] == ["a"] and await session.read("a") == b"1"
+    for call, x, file, content in (
+        (6, "4\n", "a", b"4"),
+        (5, "4\n", "d/b", b"b\n"),
+        (4, "1\n", "a", b"2\n"),
+        (2, "1\n", "a", b"1"),
+    ):
+        assert await session.back(call) == ()
+        assert [(await session.cell("x")).stdout, await session.read(file)] == [x, content]
+    assert [e.path for e in await session.list()] == ["a"]
     assert (await session.cell("x += 1; x")).stdout == "2\n"
     assert await session.back(1) == () and await session.list() == ()
     assert (await session.cell("x")).detail == "NameError"
@@ -113,14 +106,15 @@ async def test_a_rollback_restores_variables_and_files(sandbox: Sandbox, keep: i
         await session.back(2)
 
 
-async def test_a_rollback_to_a_checkpoint_repeats_no_call(sandbox: Sandbox) -> None:
-    for keep, same in ((3, True), (0, False)):
-        session = await sandbox.session(keep=keep)
-        first = (await session.cell("import os\nr = os.urandom(8).hex()\nr")).stdout
-        await session.cell("open('a', 'w')")
-        diverged = await session.back(2)
-        again = (await session.cell("r")).stdout
-        assert (again == first, [d.call for d in diverged]) == (same, [] if same else [1])
+@pytest.mark.parametrize(("keep", "repeated"), [(3, []), (0, [1])])
+async def test_a_rollback_to_a_checkpoint_repeats_no_call(
+    sandbox: Sandbox, keep: int, repeated: list[int]
+) -> None:
+    session = await sandbox.session(keep=keep)
+    first = (await session.cell("import os\nr = os.urandom(8).hex()\nr")).stdout
+    await session.cell("open('a', 'w')")
+    assert [one.call for one in await session.back(2)] == repeated
+    assert ((await session.cell("r")).stdout == first) is not bool(repeated)
 
 
 # All states but the one before this cell, without which the box would keep none.
@@ -133,35 +127,31 @@ x = 0
 """
 
 
+# Elsewhere the code sees no other process.
+@pytest.mark.parametrize("sandbox", ["ns"], indirect=True)
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 async def test_a_checkpoint_that_the_code_ended_is_made_again(sandbox: Sandbox, end: str) -> None:
-    if sandbox.level != "ns":
-        pytest.skip("elsewhere the code sees no other process")
     session = await sandbox.session(keep=3)
-    await session.cell("x = 6")
-    await session.cell("y = 7")
-    assert (await session.cell(OTHERS.replace("SIGNAL", end))).ok
+    for code in ("x = 6", "y = 7", OTHERS.replace("SIGNAL", end)):
+        assert (await session.cell(code)).ok
     assert await session.back(2) == ()
     assert (await session.cell("x * 7, 'y' in globals()")).stdout == "(42, False)\n"
-    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
 
 
 async def test_kept_files_stay_within_the_limit_of_the_folder(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=9, disk_mb=8)
     for number in range(6):
         assert (await session.cell(f"open('a', 'w').write('{number}' * (3 << 20))")).ok
-    assert await session.back(6) == ()
-    assert (await session.read("a"))[:1] == b"4" and len(await session.read("a")) == 3 << 20
-    assert await session.back(2) == ()  # no longer kept: run again
-    assert (await session.read("a"))[:1] == b"0"
+    for call, digit in ((6, b"4"), (2, b"0")):  # the earlier one is no longer kept: run again
+        assert await session.back(call) == () and await session.read("a") == digit * (3 << 20)
 
 
 async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("canary")
-    os.chmod(tmp_path, 0o777)
-    os.chmod(outside, 0o777)
+    for folder in (tmp_path, outside):
+        folder.chmod(0o777)
     session = await sandbox.session(keep=3)
     await session.cell(
         "import os\nos.makedirs('d/e'); open('d/a', 'w').write('1'); open('d/e/a', 'w').write('2')"
@@ -171,11 +161,8 @@ async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path)
     assert (await session.cell(f"{swap}\nos.abort()")).files == "restored"
     assert [e.path for e in await session.list()] == ["d", "d/a", "d/e", "d/e/a"]
     assert (await session.cell(swap)).ok
-    assert await session.back(3) == ()
-    assert await session.read("d/e/a") == b"2"
-    assert [path.name for path in outside.iterdir()] == ["a"] and (
-        outside / "a"
-    ).read_text() == "canary"
+    assert await session.back(3) == () and await session.read("d/e/a") == b"2"
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "canary"}
 
 
 async def test_a_deep_folder_does_not_end_the_box(session: Session) -> None:
@@ -187,9 +174,8 @@ async def test_a_deep_folder_does_not_end_the_box(session: Session) -> None:
 
 async def test_a_dropped_checkpoint_does_not_count_as_a_left_process(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=2)
-    await session.cell(
-        "import subprocess; subprocess.run(['true'])"
-    )  # from now on what still runs is looked for
+    # From now on what still runs is looked for.
+    await session.cell("import subprocess; subprocess.run(['true'])")
     results = [await session.cell(f"x = {number}") for number in range(20)]
     assert {(result.stopped, result.reason) for result in results} == {(0, "")}
     left = await session.cell("child = subprocess.Popen(['sleep', '60'])")
@@ -198,8 +184,6 @@ async def test_a_dropped_checkpoint_does_not_count_as_a_left_process(sandbox: Sa
 
 async def test_more_states_are_kept_than_processes_are_allowed(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=9, processes=4)
-    for number in range(12):
-        result = await session.cell(f"x = {number}")
-        assert result.ok, result.text()
-    assert await session.back(5) == ()
-    assert (await session.cell("x")).stdout == "3\n"
+    results = [await session.cell(f"x = {number}") for number in range(12)]
+    assert [result.text() for result in results if not result.ok] == []
+    assert await session.back(5) == () and (await session.cell("x")).stdout == "3\n"

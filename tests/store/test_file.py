@@ -2,15 +2,18 @@
 
 import ctypes
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlite_utils import Database
@@ -23,7 +26,7 @@ from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, Turn, new_id
 from tests.helpers.processes import comes
-from tests.helpers.train import spawn, write_model, write_project
+from tests.helpers.train import spawn, spawn_well, write_project
 
 
 @pytest.fixture
@@ -34,49 +37,37 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
     Store.open(path).close()
-    conn = sqlite3.connect(path, isolation_level=None)
-    yield conn
-    conn.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        yield conn
 
 
-def episode_of(n: int, run_id: str | None = None) -> tuple[Episode, Tokens]:
+def episode_of(n: int) -> Episode:
     tokens = Tokens.from_ids(range(200), [Origin.USER] * 200)
     turn = Turn(0, "user", ({"role": "user", "content": f"episode {n}"},), 0, 200)
-    parts = (RewardPart("r", float(n)),)
-    return Episode(
-        new_id(),
-        "t",
-        run_id=run_id,
-        turns=(turn,),
-        tokens=tokens,
-        reward_parts=parts,
-        outcome=Outcome.FAILED,
-        started=1.0,
-    ), tokens
+    parts, failed = (RewardPart("r", float(n)),), Outcome.FAILED
+    one = Episode(new_id(), "t", turns=(turn,), tokens=tokens, reward_parts=parts, outcome=failed)
+    return one.with_(started=1.0)
 
 
 def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
+    pragmas = {
+        "journal_mode": "wal",
+        "synchronous": 1,
+        "foreign_keys": 1,
+        "application_id": APPLICATION_ID,
+        "user_version": SCHEMA_VERSION,
+    }
     with Store.open(path) as store:
         db = Database(store.conn)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert db.execute("PRAGMA synchronous").fetchone() == (1,)
-        assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
-        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
-            name for name, _ in MIGRATIONS
-        ]
-        ours = {name for name in db.table_names() if not name.startswith(("_", "sqlite"))}
-        assert all(Table(db, name).strict for name in ours)
+        assert {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas} == pragmas
         wanted = (
-            "runs steps tasks groups episodes turns tool_calls"
-            " reward_parts turn_tokens evals checkpoints live logs"
+            "runs steps tasks groups episodes turns tool_calls reward_parts turn_tokens evals checkpoints live logs"
+            " events alerts controls drift tokenizers attachments tags notes score_sets scores workers"
         )
-        wanted += " events alerts controls drift tokenizers attachments tags notes score_sets scores workers"
-        assert ours == set(wanted.split())
+        ours = {name for name in db.table_names() if not name.startswith(("_", "sqlite"))}
+        assert ours == set(wanted.split()) and all(Table(db, name).strict for name in ours)
         assert set(db.view_names()) == {"v_episodes", "v_groups", "v_turns"}
-        for view in db.view_names():
-            assert db.execute(f"SELECT * FROM {view}").fetchall() == []
+        assert all(db.execute(f"SELECT * FROM {v}").fetchall() == [] for v in db.view_names())
 
 
 def test_a_new_store_is_as_the_migrations_make_it() -> None:
@@ -95,22 +86,16 @@ def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
     with Store.open(path) as store:
         store.runs.add(RunRow(id="r1", name="kept"))
     later = (*MIGRATIONS, ("m998_more", "ALTER TABLE runs ADD COLUMN extra TEXT;\n"))
-    broken = (
-        *later,
-        ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"),
-    )
-    conn = connect(path)
-    with pytest.raises(StoreError, match="table runs already exists"):
-        migrate(conn, broken)
+    fails = "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"
     names = "SELECT name FROM _sqlite_migrations ORDER BY id"
-    assert conn.execute(names).fetchall() == [(name,) for name, _ in MIGRATIONS]
-    migrate(conn, later)
-    migrate(conn, later)
-    assert conn.execute(names).fetchall() == [(name,) for name, _ in later]
-    assert conn.execute("SELECT name, extra FROM runs").fetchall() == [("kept", None)]
-    conn.close()
-    with pytest.raises(StoreError, match="newer agentrl"):
-        Store.open(path)
+    with closing(connect(path)) as conn:
+        with pytest.raises(StoreError, match="table runs already exists"):
+            migrate(conn, (*later, ("m999_broken", fails)))
+        assert conn.execute(names).fetchall() == [(name,) for name, _ in MIGRATIONS]
+        for _ in range(2):
+            migrate(conn, later)
+        assert conn.execute(names).fetchall() == [(name,) for name, _ in later]
+        assert conn.execute("SELECT name, extra FROM runs").fetchall() == [("kept", None)]
 
 
 @pytest.mark.parametrize("readonly", [True, False])
@@ -128,15 +113,14 @@ def test_a_newer_file_is_refused_and_left_alone(
 
 @pytest.mark.parametrize("readonly", [True, False])
 def test_files_that_are_not_stores_are_refused(path: Path, readonly: bool) -> None:
+    other = path.with_name("other.db")
     path.write_text("model: tiny\n" * 100)
-    with pytest.raises(StoreError, match="not a SQLite file"):
-        Store.open(path, readonly=readonly)
-    assert path.read_text() == "model: tiny\n" * 100
-    path.unlink()
-    Table(Database(path), "mine").insert({"a": 1})
-    with pytest.raises(StoreError, match="not an agentrl store"):
-        Store.open(path, readonly=readonly)
-    assert Database(path).table_names() == ["mine"]
+    Table(Database(other), "mine").insert({"a": 1})
+    for file, said in ((path, "not a SQLite file"), (other, "not an agentrl store")):
+        before = file.read_bytes()
+        with pytest.raises(StoreError, match=said):
+            Store.open(file, readonly=readonly)
+        assert file.read_bytes() == before
 
 
 def test_missing_and_empty_files(path: Path) -> None:
@@ -146,23 +130,9 @@ def test_missing_and_empty_files(path: Path) -> None:
     path.touch()
     with pytest.raises(StoreError, match="is empty"):
         Store.open(path, readonly=True)
-    Store.open(path).close()
-    assert Store.open(path, readonly=True).runs.all() == []
-
-
-def test_a_damaged_file_reports_it(path: Path) -> None:
     with Store.open(path) as store:
-        for n in range(200):
-            store.episodes.finish(episode_of(n)[0])
-    data = bytearray(path.read_bytes())
-    data[8192:-8192] = b"\xa5" * (len(data) - 16384)
-    path.write_bytes(data)
-    with (
-        pytest.raises(StoreError, match="damaged") as damaged,
-        Store.open(path, readonly=True) as store,
-    ):
-        store.episodes.rows(store.episodes.ids())
-    assert ".recover" in damaged.value.hint
+        store.close()  # and again with the end of the block
+    assert Store.open(path, readonly=True).runs.all() == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -171,29 +141,30 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         Store.open(tmp_path / "file" / "agentrl.db")
 
 
+def full(store: Store) -> None:
+    """Leave the store no room for another page."""
+    ((pages,),) = store.select("PRAGMA page_count")
+    store.conn.execute(f"PRAGMA max_page_count={pages}")
+
+
 def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
     with Store.open(path) as store:
-        first, _ = episode_of(0)
-        store.episodes.finish(first)
-        pages = store.conn.execute("PRAGMA page_count").fetchone()[0]
-        store.conn.execute(f"PRAGMA max_page_count={pages}")
+        store.episodes.finish(first := episode_of(0))
+        full(store)
         store.journal.add_log(None, "info", "queued")
-        with pytest.raises(StoreError, match="disk is full") as full:
+        with pytest.raises(StoreError, match="disk is full") as caught:
             for n in range(100):
-                store.episodes.finish(episode_of(n)[0])
-        assert "prune" in full.value.hint
-        assert store.episodes.get(first.id).reward == 0.0
+                store.episodes.finish(episode_of(n))
+        assert "prune" in caught.value.hint and store.episodes.get(first.id).reward == 0.0
         store.conn.execute("PRAGMA max_page_count=100000")
-        store.episodes.finish(episode_of(7)[0])  # there is space again: it goes on
+        store.episodes.finish(episode_of(7))  # there is space again: it goes on
         assert store.journal.logs(None)[0]["text"] == "queued"
-        assert store.conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store.select("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path) -> None:
     with Store.open(path) as store:
-        store.conn.execute(
-            f"PRAGMA max_page_count={store.conn.execute('PRAGMA page_count').fetchone()[0]}"
-        )
+        full(store)
         store.journal.add_log(None, "info", "x" * 100_000)
         assert comes(lambda: store.buffer.failure is not None)
         with pytest.raises(StoreError, match="disk is full"):
@@ -203,47 +174,31 @@ def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path)
 
 
 def test_a_lock_is_waited_for_and_then_named(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"caf\xe9")  # a name that is not UTF-8
-    folder.mkdir()
-    path = folder / "agentrl.db"
+    path = tmp_path / os.fsdecode(b"caf\xe9") / "agentrl.db"  # a name that is not UTF-8
     Store.open(path).close()
-    raw = sqlite3.connect(os.fsencode(path), isolation_level=None)
-    raw.execute("BEGIN IMMEDIATE")
-    with Store.open(path, busy_ms=50) as store:
-        with pytest.raises(StoreError, match="locked by another process"):
-            store.runs.add(RunRow(id="r1", name="a"))
-        assert store.runs.all() == []  # reading still works
-    with Store.open(path) as store:
-        raw.execute("COMMIT")
-        raw.close()
-        other = sqlite3.connect(os.fsencode(path), isolation_level=None, check_same_thread=False)
+    given: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
+    with closing(sqlite3.connect(os.fsencode(path), **given)) as other:
         other.execute("BEGIN IMMEDIATE")
-        release = threading.Timer(0.2, other.execute, ["COMMIT"])
-        release.start()
-        store.runs.add(RunRow(id="r1", name="a"))
-        release.join()
-        other.close()
-        assert [run.name for run in store.runs.all()] == ["a"]
+        with Store.open(path, busy_ms=50) as store:
+            with pytest.raises(StoreError, match="locked by another process"):
+                store.runs.add(RunRow(id="r1", name="a"))
+            assert store.runs.all() == []  # reading still works
+        other.execute("COMMIT")
+        with Store.open(path) as store:
+            other.execute("BEGIN IMMEDIATE")
+            release = threading.Timer(0.2, other.execute, ["COMMIT"])
+            release.start()
+            store.runs.add(RunRow(id="r1", name="a"))
+            release.join()
+            assert [run.name for run in store.runs.all()] == ["a"]
 
 
-def test_a_reader_sees_whole_turns_only_and_needs_no_write_permission(path: Path) -> None:
-    with Store.open(path) as writer, Store.open(path, readonly=True) as reader:
-        episode, tokens = episode_of(1)
-        with writer.transaction():
-            writer.episodes.finish(episode)
-            assert reader.episodes.ids() == []
-        assert len(reader.episodes.get(episode.id).tokens) == len(tokens)
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            reader.conn.execute("DELETE FROM episodes")
-
-
-def test_closing_twice_and_leaving_the_queue_to_close(path: Path) -> None:
-    store = Store.open(path)
-    store.journal.add_log(None, "info", "last words")
-    store.close()
-    store.close()
-    with Store.open(path, readonly=True) as reader:
-        assert reader.journal.logs(None)[0]["text"] == "last words"
+def test_a_reader_cannot_write(path: Path, raw: sqlite3.Connection) -> None:
+    with (
+        Store.open(path, readonly=True) as reader,
+        pytest.raises(sqlite3.OperationalError, match="readonly"),
+    ):
+        reader.conn.execute("DELETE FROM episodes")
 
 
 WRITER = """
@@ -293,15 +248,13 @@ def test_two_processes_create_and_share_one_store(path: Path) -> None:
         for name in ("one", "two"):
             rows = store.episodes.rows(store.episodes.ids(run=name, sort="step"))
             assert [row.reward for row in rows] == list(range(25))
-            assert [line["text"] for line in store.journal.logs(name)] == [
-                f"line {n}" for n in range(25)
-            ]
+            lines = [line["text"] for line in store.journal.logs(name)]
+            assert lines == [f"line {n}" for n in range(25)]
             for n in (0, 24):
                 episode = store.episodes.get(rows[n].id)
-                assert [turn.messages[0]["content"] for turn in episode.turns] == [
-                    f"{name} {n} {k}" for k in range(3)
-                ]
-                assert set(episode.tokens.ids.tolist()) == {n} and len(episode.tokens) == 180
+                said = [turn.messages[0]["content"] for turn in episode.turns]
+                assert said == [f"{name} {n} {k}" for k in range(3)]
+                assert episode.tokens.ids.tolist() == [n] * 180
         assert store.live.all() == []
 
 
@@ -360,26 +313,22 @@ def read_only(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = write_model(tmp_path_factory.mktemp("model") / "random")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     train = {"steps": 2, "save_every": 1, "keep_last": 9}
     project = write_project(tmp_path_factory.mktemp("full") / "project", model, train=train)
-    code, output = spawn(project, "train")
-    assert code == 0, output
+    spawn_well(project, "train")
     (project / "small").mkdir()
     return project
 
 
-def sentence(found: tuple[int, str]) -> str:
-    code, output = found
+def sentence(project: Path, command: str, before: Callable[[], None]) -> str:
+    """What a command reports of a disk that is full or cannot be written to."""
+    code, output = spawn(project, *command.split(), before=before)
     if code == NOT_ALLOWED:
         pytest.skip(f"no file system may be mounted here: {output}")
     assert code == 3, output
-    assert (
-        "Traceback" not in output
-        and "Something went wrong" not in output
-        and "never retrieved" not in output
-    ), output
+    for never in ("Traceback", "Something went wrong", "never retrieved"):
+        assert never not in output
     assert output.lower().count("disk is") == 1, output
     (line,) = (line for line in output.splitlines() if line.startswith("Error: "))
     return line.removeprefix("Error: ")
@@ -399,10 +348,8 @@ def sentence(found: tuple[int, str]) -> str:
 def test_a_full_disk_is_one_sentence(
     trained: Path, command: str, folder: str, spare: int, what: str
 ) -> None:
-    output = sentence(spawn(trained, *command.split(), before=partial(small, folder, spare)))
-    assert output.startswith(f"The disk is full: {what}") and output.endswith(
-        "could not be written."
-    )
+    output = sentence(trained, command, partial(small, folder, spare))
+    assert re.fullmatch(rf"The disk is full: {what}.*could not be written\.", output)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +365,5 @@ def test_a_full_disk_is_one_sentence(
     ],
 )
 def test_a_read_only_disk_is_called_that(trained: Path, command: str, what: str) -> None:
-    output = sentence(spawn(trained, *command.split(), before=partial(read_only, str(trained))))
-    assert output.startswith(f"The disk is read-only: {what}") and output.endswith(
-        "could not be written."
-    )
+    output = sentence(trained, command, partial(read_only, str(trained)))
+    assert re.fullmatch(rf"The disk is read-only: {what}.*could not be written\.", output)

@@ -14,13 +14,13 @@ import pytest
 
 from agentrl_cli.chat_session.open import open_policy
 from agentrl_cli.chat_session.whatif import run as what_if
-from agentrl_cli.commands import main
 from agentrl_cli.config import Config, inside
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import delete_run
 from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import MIGRATIONS
-from tests.helpers.train import spawn, write_model, write_pack, write_project
+from tests.helpers.cli import Cli
+from tests.helpers.train import spawn_well, write_model, write_pack, write_project
 
 RUN = "bandit-grpo"
 BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
@@ -43,68 +43,49 @@ def trained(folder: Path, **sections: Any) -> Path:
     model = write_model(project / "models" / "base")
     write_pack(project / "packs" / "bandit")
     (project / "hook.py").write_text("class Nothing:\n    def on_update(self, metrics): ...\n")
-    given = {
-        "deterministic": True,
-        "hooks": [f"{project}/hook.py:Nothing"],
-        "train": {"steps": 1},
-        **sections,
-    }
-    write_project(project, model, **given)
+    write_project(project, model, deterministic=True, train={"steps": 1}, **sections)
     settings = json.loads((project / "agentrl.yaml").read_text())
-    del settings["model"]["name"], settings["hooks"]
+    del settings["model"]["name"]
     settings["task"] = {"packs": ["packs/bandit"]}
     (project / "agentrl.yaml").write_text(json.dumps(settings))
     (project / "task.yaml").unlink()
     args = ("--model", str(model), "--pack", str(project / "packs" / "bandit"))
-    code, output = spawn(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
-    assert code == 0, output
+    spawn_well(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
     return project
 
 
 def texts(db: Path) -> str:
+    tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
     with contextlib.closing(sqlite3.connect(db)) as conn:
-        tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
-        return "\n".join(
-            str(row) for table in tables for row in conn.execute(f"SELECT * FROM {table}")
-        )
+        rows = [row for table in tables for row in conn.execute(f"SELECT * FROM {table}")]
+    return "\n".join(map(str, rows))
 
 
-def test_a_project_that_was_copied_moved_and_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_project_that_was_copied_moved_and_renamed(tmp_path: Path, cli: Cli) -> None:
     before = trained(tmp_path, adapter={"enabled": True, "r": 4})
     assert str(tmp_path) not in texts(before / "runs" / "agentrl.db")
-    copy, renamed, moved = (
-        tmp_path / "copy",
-        tmp_path / "renamed",
-        tmp_path / "far" / "away" / "project",
-    )
+    copy, renamed, moved = (tmp_path / name for name in ("copy", "renamed", "far/away/project"))
     shutil.copytree(before, copy)
     was = files(before)
-    code, output = spawn(copy, "train", "--resume", RUN, "--steps", "2")
-    assert code == 0 and "resumed at step 1" in output, output
+    said = spawn_well(copy, "train", "--resume", RUN, "--steps", "2")
+    assert "resumed at step 1" in said and files(before) == was, "the original is as it was"
     (copy / "output.txt").unlink()
-    assert files(before) == was, "the original is as it was"
     before.rename(renamed)  # what still reads it now fails
     moved.parent.mkdir(parents=True)
     shutil.move(copy, moved)
-    _works(moved, monkeypatch, capfd)
+    _works(moved, cli)
     assert files(renamed) == was
-    code, output = spawn(renamed, "train", "--resume", "last", "--steps", "2")
-    assert code == 0 and "resumed at step 1" in output, output
-    _works(renamed, monkeypatch, capfd)
-    monkeypatch.chdir(moved)
-    kept = files(renamed / "runs" / RUN)
-    assert main(["runs", "delete", RUN, "--yes"]) == 0
+    said = spawn_well(renamed, "train", "--resume", "last", "--steps", "2")
+    assert "resumed at step 1" in said
+    _works(renamed, cli)
+    kept, cli.folder = files(renamed / "runs" / RUN), moved
+    cli("runs", "delete", RUN, "--yes")
     assert not (moved / "runs" / RUN).exists() and files(renamed / "runs" / RUN) == kept
 
 
-def _works(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def _works(project: Path, cli: Cli) -> None:
     """Everything that reads a run, in a project that lies elsewhere than it was trained."""
-    monkeypatch.chdir(project)
-    db = project / "runs" / "agentrl.db"
+    cli.folder, db = project, project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
         run = store.runs.get(RUN)
         rows = store.runs.checkpoints(run.id)
@@ -118,15 +99,17 @@ def _works(
         ["rescore", RUN, "--advantage", "rloo", "--json"],
         ["replay", episode, "--plain"],
     ):
-        assert main(command) == 0, (command, capfd.readouterr().err)
-    weights = (project / "merged" / "model.safetensors").read_bytes()
-    assert weights != (project / "models" / "base" / "model.safetensors").read_bytes()
-    config = Config.model_validate({**run.config})
-    policy, _ = open_policy(f"{RUN}@last", config, db, base=project)
-    asyncio.run(policy.close())
-    output = io.StringIO()
-    where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
-    assert asyncio.run(what_if([*where, "--model", f"{RUN}@last"], output)) == 0, output.getvalue()
+        cli(*command)
+    merged, base = (project / name / "model.safetensors" for name in ("merged", "models/base"))
+    assert merged.read_bytes() != base.read_bytes()
+    with contextlib.chdir(project):
+        config = Config.model_validate({**run.config})
+        policy, _ = open_policy(f"{RUN}@last", config, db, base=project)
+        asyncio.run(policy.close())
+        where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
+        output = io.StringIO()
+        status = asyncio.run(what_if([*where, "--model", f"{RUN}@last"], output))
+    assert status == 0, output.getvalue()
 
 
 def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
@@ -149,27 +132,25 @@ def old_store(project: Path, lay: Path) -> Path:
     db = project / "runs" / "agentrl.db"
     (project / "runs" / "fox" / "checkpoints" / "best").mkdir(parents=True)
     (project / "agentrl.yaml").write_text("seed: 1\n")
-    config = json.dumps(
-        {"model": {"name": f"{lay}/model"}, "task": {"packs": [f"{lay}/pack", "/other/pack"]}}
-    )
+    packs = [f"{lay}/pack", "/other/pack"]
+    config = json.dumps({"model": {"name": f"{lay}/model"}, "task": {"packs": packs}})
+    best, other = f"{lay}/runs/fox/checkpoints/best", "/other/step-000001"
     with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as conn:
         migrate(conn, MIGRATIONS[:BEFORE])
-        conn.execute(
-            "INSERT INTO runs VALUES ('r', 'fox', 'train', 'running', ?, 'p', 0, 1, 9, '', NULL, NULL, ?, 4194305, '',"
-            " '', '', 1, 0, 1, ?)",
-            (f"{lay}/model", f"{lay}/runs/fox", config),
-        )
-        for kind, path in (
-            ("best", f"{lay}/runs/fox/checkpoints/best"),
-            ("step", "/other/step-000001"),
+        for sql, values in (
+            (
+                "INSERT INTO runs VALUES ('r', 'fox', 'train', 'running', ?, 'p', 0, 1, 9, '', NULL, NULL, ?, 4194305,"
+                " '', '', '', 1, 0, 1, ?)",
+                (f"{lay}/model", f"{lay}/runs/fox", config),
+            ),
+            ("INSERT INTO checkpoints VALUES (NULL, 'r', 1, 'best', ?, '{}', 1)", (best,)),
+            ("INSERT INTO checkpoints VALUES (NULL, 'r', 1, 'step', ?, '{}', 1)", (other,)),
+            (
+                "INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)",
+                (f"{lay}/model",),
+            ),
         ):
-            conn.execute(
-                "INSERT INTO checkpoints VALUES (NULL, 'r', 1, ?, ?, '{}', 1)", (kind, path)
-            )
-        conn.execute(
-            "INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)",
-            (f"{lay}/model",),
-        )
+            conn.execute(sql, values)
     return db
 
 
@@ -179,53 +160,44 @@ def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
     lay = project if case == "in place" else tmp_path / "before"
     if case == "copied":
         old_store(lay, lay)
-    db = old_store(project, lay)
+    db, folder = old_store(project, lay), project / "runs" / "fox"
     before = texts(db)
     for readonly in (True, False):  # a reader sees the same
         with Store.open(db, readonly=readonly) as store:
             run = store.runs.get("fox")
-            assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
-            assert run.config == {
-                "model": {"name": "./model"},
-                "task": {"packs": ["./pack", "/other/pack"]},
-            }
+            assert (run.dir, run.model) == (str(folder), "./model")
+            packs = {"packs": ["./pack", "/other/pack"]}
+            assert run.config == {"model": {"name": "./model"}, "task": packs}
             places = [row.path for row in store.runs.checkpoints("r")]
-            assert places == [
-                str(project / "runs" / "fox" / "checkpoints" / "best"),
-                "/other/step-000001",
-            ]
+            assert places == [str(folder / "checkpoints" / "best"), "/other/step-000001"]
             assert [row.name for row in store.runs.evals("r")] == ["./model"]
             assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
         assert not readonly or texts(db) == before, "reading changes nothing"
     assert str(tmp_path) not in texts(db)
     with Store.open(db) as store:
         delete_run(store, run)
-    assert not (project / "runs" / "fox").exists()
-    assert case != "copied" or (lay / "runs" / "fox").is_dir()
+    assert not folder.exists() and (lay / "runs" / "fox").is_dir() is (case == "copied")
 
 
 def test_a_store_that_was_moved_away_from_its_runs_still_finds_them(tmp_path: Path) -> None:
     lay, alone = tmp_path / "before", tmp_path / "alone.db"
     old_store(lay, lay).rename(alone)
+    folder = lay / "runs" / "fox"
     with Store.open(alone) as store:
-        assert store.runs.get("fox").dir == str(lay / "runs" / "fox")
-        assert store.runs.checkpoints("r")[0].path == str(
-            lay / "runs" / "fox" / "checkpoints" / "best"
-        )
-        delete_run(store, store.runs.get("fox"))
-    assert (lay / "runs" / "fox").is_dir(), "it does not lie beside the store"
+        run, best = store.runs.get("fox"), store.runs.checkpoints("r")[0]
+        assert (run.dir, best.path) == (str(folder), str(folder / "checkpoints" / "best"))
+        delete_run(store, run)
+    assert folder.is_dir(), "it does not lie beside the store"
 
 
-def test_a_folder_that_two_stores_use_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    db, backup = tmp_path / "a.db", tmp_path / "backup.db"
-    with Store.open(db) as store:
+def test_a_folder_that_two_stores_use_stays(tmp_path: Path, cli: Cli) -> None:
+    with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add_folder(store.runs.add(RunRow("", "fox", status="finished")))
-    assert main(["db", "backup", str(backup), "--db", str(db)]) == 0
-    assert main(["runs", "delete", "fox", "--yes", "--db", str(backup)]) == 0
-    assert f"The folder {run.dir} is kept" in capsys.readouterr().err and Path(run.dir).is_dir()
-    assert main(["runs", "delete", "fox", "--yes", "--db", str(db)]) == 0
+    cli("db", "backup", "backup.db", "--db", "a.db")
+    delete = ("runs", "delete", "fox", "--yes", "--db")
+    cli(*delete, "backup.db", said=f"The folder {run.dir} is kept")
+    assert Path(run.dir).is_dir()
+    cli(*delete, "a.db")
     assert not Path(run.dir).exists()
 
 
@@ -235,22 +207,15 @@ def test_paths_in_a_store_are_relative_to_it(
     monkeypatch.chdir(tmp_path)
     with Store.open("runs/a.db") as store:
         run = store.runs.add_folder(store.runs.add(RunRow("", "fox")))
-        assert (
-            Path(run.dir) == tmp_path / "runs" / "fox"
-            and store.runs.get("fox") == run
-            and store.runs.add_folder(run) == run
-        )
+        assert Path(run.dir) == tmp_path / "runs" / "fox"
+        assert store.runs.get("fox") == run == store.runs.add_folder(run)
         best = Path(run.dir) / "checkpoints" / "best"
         store.runs.add_checkpoint(run.id, 1, best, {}, "best")
         store.runs.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
         monkeypatch.chdir("/")
-        assert [row.path for row in store.runs.checkpoints(run.id)] == [
-            str(best),
-            "/elsewhere/step-1",
-        ]
-        rows = store.conn.execute(
-            "SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id"
-        ).fetchall()
+        places = [row.path for row in store.runs.checkpoints(run.id)]
+        assert places == [str(best), "/elsewhere/step-1"]
+        rows = store.select("SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id")
         assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]
         store.runs.remove_checkpoint(run.id, best)
         assert [row.path for row in store.runs.checkpoints(run.id)] == ["/elsewhere/step-1"]

@@ -9,17 +9,18 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.holder import Holder, _seconds, start_of
+from agentrl_cli.store.holder import _seconds, start_of
 from agentrl_cli.store.maintenance import backup, delete_run, prune, status
 from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import MIGRATIONS, SCHEMA_VERSION
-from agentrl_cli.types import Episode, Outcome, Task
+from agentrl_cli.types import Episode, Outcome, RewardPart, Task, Tokens, ToolCall, Turn
+from tests.helpers.cli import Cli
 
 RUN = (
     "INSERT INTO runs (id, name, kind, status, model, pack, seed, step, total_steps, tokenizer, dir, pid, host,"
@@ -75,18 +76,17 @@ def rewards(store: Store) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("schema", [1, 2, 7, 8, 9, 12, SCHEMA_VERSION - 1])
 def test_a_reader_reads_an_old_store_and_changes_nothing(
-    tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, schema: int, cli: Cli
 ) -> None:
     path = old_store(tmp_path / "a.db", schema)
     before = path.read_bytes()
     watcher = Store.open(path, readonly=True)
     for reader in (watcher, Store.open(path, readonly=True)):
-        run = reader.runs.get("fox")
+        run, good = reader.runs.get("fox"), reader.episodes.get("good")
         assert (run.claim, run.state, run.tokenizer, run.boot) == ("train", "interrupted", "", "")
         assert rewards(reader) == {"good": 1.0, "late": None}
-        assert [turn.role for turn in reader.episodes.get("good").turns] == ["user"]
-        assert reader.episodes.get("good").linear
-        assert reader.episodes.get("good").reward_parts[0].fakeable is False
+        assert [turn.role for turn in good.turns] == ["user"] and good.linear
+        assert good.reward_parts[0].fakeable is False
         assert reader.episodes.group_reason("g", "r") == "" and reader.live.all() == []
         assert reader.workers.all("r") == [] and reader.scores.sets("r") == []
         assert reader.journal.folded_alerts("r")[0]["first_step"] is None
@@ -94,7 +94,7 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
         assert len(reader.select("SELECT rowid FROM turns")) == 1
     for command in (["runs"], ["ls"], ["show", "good"], ["replay", "good", "--plain"], ["db", "status"],
                     ["grep", "x"], ["query", "SELECT claim FROM runs"]):  # fmt: skip
-        assert main([*command, "--db", str(path)]) == 0, (command, capfd.readouterr().err)
+        cli(*command, "--db", "a.db")
     assert schema_of(path) == schema and path.read_bytes() == before
     with Store.open(path) as writer:  # no process works on it: a writer may migrate
         writer.runs.update("r", claim="other")
@@ -108,25 +108,20 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
 
 @pytest.mark.parametrize("schema", [1, 7, 8, SCHEMA_VERSION - 1])
 def test_no_writer_migrates_a_store_under_a_training_of_an_older_version(
-    tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, schema: int, cli: Cli
 ) -> None:
     """Its step takes longer than a heartbeat is fresh: versions without claims wrote one a step."""
     began = _seconds(start_of(1) or "")
     path = old_store(tmp_path / "a.db", schema, pid=1, heartbeat=began + 10)
-    assert main(["runs", "rename", "fox", "hare", "--db", str(path)]) == 3
-    said = capfd.readouterr().err
-    assert "An older agentrl works on the run fox in" in said and "process 1 on" in said
+    rename = ("runs", "rename", "fox", "hare", "--db", "a.db")
+    cli(*rename, code=3, said=("An older agentrl works on the run fox in", "process 1 on"))
     with Store.open(path, readonly=True) as store:
         assert store.runs.get("fox").alive
+        assert store.select("SELECT * FROM events") == [] and schema_of(path) == schema
     with closing(sqlite3.connect(path)) as conn, conn:
-        assert (
-            conn.execute("SELECT count(*) FROM events").fetchone() == (0,)
-            and schema_of(path) == schema
-        )
-        conn.execute(
-            "UPDATE runs SET heartbeat=?", (began - 10,)
-        )  # written before that process began: by another
-    assert main(["runs", "rename", "fox", "hare", "--db", str(path)]) == 0
+        # written before that process began: by another
+        conn.execute("UPDATE runs SET heartbeat=?", (began - 10,))
+    cli(*rename)
     assert schema_of(path) == SCHEMA_VERSION
 
 
@@ -147,28 +142,19 @@ Store.open(sys.argv[1]).close()
 def test_a_locked_store_names_the_process_that_migrates(tmp_path: Path) -> None:
     path = old_store(tmp_path / "a.db", 7)
     command = [sys.executable, "-c", MIGRATOR, str(path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
         assert f"from schema 7 to {SCHEMA_VERSION}" in process.stdout.readline()
         assert "still" in process.stdout.readline()  # it waits, inside the migration
-        with pytest.raises(
-            StoreError, match=rf"process {process.pid} on \S+, since \d\d:\d\d:\d\d, brings it"
-        ):
+        said = rf"process {process.pid} on \S+, since \d\d:\d\d:\d\d, brings it"
+        with pytest.raises(StoreError, match=said):
             Store.open(path, busy_ms=20)
         with Store.open(path, readonly=True) as store:
             assert store.runs.get("fox").name == "fox"
         process.stdin.close()
         assert "Brought" in process.stdout.read()
     assert process.returncode == 0 and schema_of(path) == SCHEMA_VERSION
-    with Store.open(path) as store:
-        store.conn.execute("PRAGMA user_version")
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreError, match="locked by another process"):
-                store.conn.execute("PRAGMA busy_timeout=20")
-                store.runs.update("r", step=2)
 
 
 def test_migration_takes_time_in_proportion_to_episodes(tmp_path: Path) -> None:
@@ -202,20 +188,20 @@ def test_migration_takes_time_in_proportion_to_episodes(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_its_log_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cli: Cli
 ) -> None:
     path, copy = tmp_path / "agentrl.db", tmp_path / "there" / "agentrl.db"
+    log = Path(f"{copy}-wal")
     copy.parent.mkdir()
     with Store.open(path) as store:
         store.runs.add(RunRow("r", "fox"))
         shutil.copy(path, copy)
         for _ in range(2):  # SQLite leaves an empty log behind at the first
-            assert main(["ls", "--db", str(copy)]) == 3
-            said = capfd.readouterr().err
-            assert f"its log {copy}-wal is missing" in said and "agentrl rollout" not in said
-        shutil.copy(f"{path}-wal", f"{copy}-wal")
-        assert main(["runs", "--json", "--db", str(copy)]) == 0 and "fox" in capfd.readouterr().out
-        Path(f"{copy}-wal").unlink()
+            cli("ls", "--db", str(copy), code=3, said=f"its log {log} is missing")
+            assert "agentrl rollout" not in cli.err
+        shutil.copy(f"{path}-wal", log)
+        assert [run["name"] for run in cli.json("runs", "--db", str(copy))] == ["fox"]
+        log.unlink()
 
         store.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         store.episodes.add([Episode("e", "t", run_id="r", outcome=Outcome.FAILED)])
@@ -225,15 +211,14 @@ def test_a_copy_without_its_log_is_reported(
             caplog.clear()
             with Store.open(place, readonly=True) as reader:
                 assert len(reader.episodes.ids()) == (0 if warns else 1)
-            assert (
-                f"fox is running, and the log {place}-wal is missing" in caplog.text
-            ) is warns, place
+            said = f"fox is running, and the log {place}-wal is missing"
+            assert (said in caplog.text) is warns, place
         data = bytearray(copy.read_bytes())
         data[4096:] = b"\xa5" * (len(data) - 4096)
         copy.write_bytes(data)
         with pytest.raises(StoreError, match="damaged") as damaged:
             Store.open(copy, readonly=True).runs.all()
-        assert f"Copy {copy}-wal with it" in damaged.value.hint
+        assert f"Copy {log} with it" in damaged.value.hint
 
 
 NO_LOCKS = """
@@ -261,16 +246,10 @@ def test_a_file_system_without_locks_is_reported(tmp_path: Path, command: list[s
     path = tmp_path / "a.db"
     with Store.open(path) as store:
         store.runs.add(RunRow("r", "fox"))
-    done = subprocess.run(
-        [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (
-        done.returncode == 3 and "has no file locks" in done.stderr and "local disk" in done.stderr
-    ), done.stderr
-    assert "backup" not in done.stderr
+    words = [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "backup" not in done.stderr, done.stderr
+    assert "has no file locks" in done.stderr and "local disk" in done.stderr
 
 
 # --- foreign keys ---
@@ -341,32 +320,24 @@ def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_pat
     unkeyed_store(path)
     before = rows(path)
     with Store.open(path) as store:
-        after = rows(path)
-        assert after == before | {"tasks": 3, "groups": 3}, (
-            "missing tasks and groups are added from the episodes"
-        )
-        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
-        assert store.conn.execute("PRAGMA foreign_keys").fetchone() == (1,)
-        whole, fork, lost = (store.episodes.row(f"e{n}") for n in range(3))
-        assert (whole.rowid, whole.tokenizer, whole.group_id, whole.task_id) == (
-            10,
-            "known",
-            "g0",
-            "t0",
-        )
-        assert (fork.parent_id, fork.tokenizer, lost.parent_id) == ("e0", "lost", None)
-        assert store.select("SELECT n, why, pack FROM groups WHERE id='g0'") == [
-            (7, "curriculum", "pack")
+        # missing tasks and groups are added from the episodes
+        assert rows(path) == before | {"tasks": 3, "groups": 3}
+        assert store.select("PRAGMA foreign_key_check") == []
+        assert store.select("PRAGMA foreign_keys") == [(1,)]
+        sql = "SELECT rowid, id, tokenizer, group_id, task_id, parent_id FROM episodes ORDER BY id"
+        assert store.select(sql) == [
+            (10, "e0", "known", "g0", "t0", None),
+            (11, "e1", "lost", "g1", "t1", "e0"),
+            (12, "e2", "lost", "g2", "t2", None),
         ]
-        assert store.tasks.get("t0") is not None and store.tasks.get("t1") is None, (
-            "only the name of t1 is known"
-        )
+        kept = store.select("SELECT n, why, pack FROM groups WHERE id='g0'")
+        assert kept == [(7, "curriculum", "pack")]
+        # only the name of t1 is known
+        assert [task for task in ("t0", "t1") if store.tasks.get(task)] == ["t0"]
         runs = {run.name: (run.tokenizer, run.parent_id) for run in store.runs.all()}
         assert runs == {"a": ("known", None), "b": ("", None)}
         assert store.select("SELECT count(*) FROM mine") == [(3,)]
-        assert store.select(
-            "SELECT name FROM sqlite_schema WHERE type='trigger' AND name='tr'"
-        ) == [("tr",)]
+        assert ("tr",) in store.select("SELECT name FROM sqlite_schema WHERE type='trigger'")
         listed = "\n".join(line["text"] for line in store.journal.logs(None))
         assert "episodes.parent_id" in listed and "missing (1)" in listed
     assert status(path, check=True).check == "ok"
@@ -375,66 +346,56 @@ def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_pat
 def test_a_kill_during_the_migration_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     unkeyed_store(path, 400)
-    before, killed = rows(path), 0
-    for ticks in (400, 1300):
-        ended = subprocess.run([sys.executable, "-c", KILL, str(path), str(ticks)], check=False)
-        killed += ended.returncode == -signal.SIGKILL
+    before = rows(path)
+    for ticks in ("400", "1300"):
+        ended = subprocess.run([sys.executable, "-c", KILL, str(path), ticks], check=False)
+        assert ended.returncode == -signal.SIGKILL, "it has to come before the migration ends"
         with closing(sqlite3.connect(path)) as conn:
             assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            assert conn.execute("PRAGMA user_version").fetchone() in ((BEFORE,), (len(MIGRATIONS),))
-    assert killed == 2, "the kills have to come before the migration ends"
+        assert schema_of(path) in (BEFORE, len(MIGRATIONS))
     with Store.open(path) as store:
         assert {**rows(path), "tasks": 1, "groups": 1} == before
-        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
-
-
-def test_a_store_in_use_by_an_older_agentrl_is_not_migrated(tmp_path: Path) -> None:
-    path, me = tmp_path / "a.db", Holder.of()
-    unkeyed_store(path)
-    with closing(sqlite3.connect(path)) as conn:
-        conn.execute("UPDATE runs SET claim='train', heartbeat=0, pid=?, pid_started=?, boot=?, host=?"
-                     " WHERE id='r0'", (me.pid, me.pid_started, me.boot, me.host))  # fmt: skip
-        conn.commit()
-    with pytest.raises(StoreError, match="An older agentrl works on the run a in"):
-        Store.open(path)
-    with closing(sqlite3.connect(path)) as conn:
-        assert conn.execute("PRAGMA user_version").fetchone() == (BEFORE,)
+        assert store.select("PRAGMA foreign_key_check") == []
 
 
 def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
-    def made(name: str, **more: object) -> Episode:
-        ended = {"outcome": Outcome.SOLVED, "pack": "pack", "started": 1.0, "ended": 2.0}
-        return Episode(name, "t", **{**ended, **more})  # type: ignore[arg-type]
+    turn = Turn(0, "assistant", (), 0, 1, calls=(ToolCall("c", "f", {}, ""),))
+    ended: dict[str, Any] = {
+        "outcome": Outcome.SOLVED, "started": 1.0, "ended": 2.0, "turns": (turn,),
+        "tokens": Tokens.from_ids([1], [2]), "reward_parts": (RewardPart("r", 1.0),),
+    }  # fmt: skip
+
+    def made(name: str, **more: Any) -> Episode:
+        return Episode(name, "t", "pack").with_(**ended, **more)
 
     with Store.open(tmp_path / "a.db") as store:
         for name in ("r0", "r1"):
             store.runs.add(RunRow(id=name, name=name, status="finished"))
+            store.journal.add_log(name, "info", "x")
+            store.runs.add_step(name, 1, {"a": 1.0})
+            store.episodes.add(
+                made(f"e{name}{n}", run_id=name, group_id="g", sample=n) for n in range(2)
+            )
         fork = store.runs.add(
-            RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3)
+            RunRow("r2", "fork", status="finished", parent_id="r0", parent_step=3)
         )
-        store.episodes.add(
-            made(f"e{run}{n}", run_id=run, group_id="g", sample=n)
-            for run in ("r0", "r1")
-            for n in "01"
-        )
-        store.episodes.add(
-            [made("child", parent_id="er00", parent_turn=1), made("grandchild", parent_id="child")]
-        )
+        child = made("child", parent_id="er00", parent_turn=1)
+        store.episodes.add([child, made("grandchild", parent_id="child")])
         store.episodes.add([made("x")], tokenizer="later")
-        assert (
-            store.episodes.row("x").tokenizer == "later" and store.tokenizers.get("later") is None
-        )
+        assert store.episodes.row("x").tokenizer == "later"
+        assert store.tokenizers.get("later") is None, "only its name is known"
         store.tokenizers.add("later", "{}")
-        assert store.tokenizers.get("later") is not None
         store.tasks.add([Task("t", "pack", "f", "train", (), {"a": 1})])
-        assert store.tasks.get("t") is not None and store.episodes.row("child").split == ""
-        assert prune(store, ["child"], "episodes") == 1
+        assert store.tokenizers.get("later") and store.tasks.get("t")
+        assert store.episodes.row("child").split == "" and prune(store, ["child"], "episodes") == 1
         assert store.episodes.row("grandchild").parent_id is None
         assert delete_run(store, store.runs.get("r0")) == 2
         assert store.select("SELECT id, run_id FROM groups") == [("g", "r1")]
-        assert (
-            store.runs.get(fork.id).parent_id is None and store.runs.get(fork.id).parent_step == 3
-        )
-        store.episodes.start(made("late", parent_id="er00", outcome=None))
+        tables = ("episodes", "turns", "turn_tokens", "tool_calls", "reward_parts")
+        wanted = {**dict.fromkeys(tables, 4), "logs": 1, "steps": 1}
+        assert status(Path(store.path)).rows.items() >= wanted.items()
+        left = store.runs.get(fork.id)
+        assert (left.parent_id, left.parent_step) == (None, 3)
+        store.episodes.start(made("late", parent_id="er00").with_(outcome=None))
         assert store.episodes.row("late").parent_id is None, "its parent was deleted while it ran"
-        assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.select("PRAGMA foreign_key_check") == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.store.buffer import LINGER
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.helpers.processes import comes
@@ -23,6 +23,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         opened.runs.add(RunRow(id="r1", name="a"))
         opened.tokenizers.add("hash", "{}")
         yield opened
+
+
+DRIFT = {"kind": "structural", "expected": "a", "got": "b"}
 
 
 def begun(episode: Episode) -> Episode:
@@ -48,36 +51,21 @@ def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> 
         for index in range(max(len(episode.turns) for episode in episodes) + 1):
             for episode in episodes:
                 if index < len(episode.turns):
-                    turn = episode.turns[index]
+                    turn, later = episode.turns[index], bool(rng.random() < 0.9)
                     store.live.set(episode.id, AgentState.GENERATING, index, "text")
-                    store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
-                    if turn.role == "assistant" and rng.random() < 0.2:
-                        store.episodes.add_turn(
-                            episode.id, turn, part(episode, turn), later=True
-                        )  # with its reward, say
+                    for _ in range(1 + (rng.random() < 0.1)):  # again with its reward, say
+                        store.episodes.add_turn(episode.id, turn, part(episode, turn), later=later)
                 elif index == len(episode.turns):
-                    store.episodes.finish(episode, later=True)
+                    store.episodes.finish(episode, later=bool(rng.random() < 0.8))
                 match rng.integers(8):
                     case 0:
                         store.flush()
-                        rows = {
-                            row.id: row for row in watcher.episodes.rows(watcher.episodes.ids())
-                        }
+                        rows = watcher.episodes.rows(watcher.episodes.ids())
                         assert len(rows) == 6
-                        for one in episodes:
-                            seen, row = watcher.episodes.get(one.id), rows[one.id]
-                            assert (row.n_turns, row.n_tokens) == (
-                                len(seen.turns),
-                                len(seen.tokens),
-                            )
-                            assert (row.n_model_tokens, row.n_calls) == (
-                                seen.trained_tokens,
-                                seen.tool_calls,
-                            )
-                            assert (
-                                row.n_tool_errors == seen.tool_errors
-                                and seen.turns == one.turns[: row.n_turns]
-                            )
+                        for row in rows:
+                            seen = watcher.episodes.get(row.id)
+                            check_counts(row, seen)
+                            assert seen.turns == episodes[row.sample].turns[: row.n_turns]
                     case 1:
                         store.flush_ended()
                     case 2:
@@ -85,12 +73,30 @@ def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> 
                     case 3:
                         assert store.episodes.row(episode.id).id == episode.id
         store.flush()
-        assert watcher.live.all() == []
-        for episode in episodes:
+        store.episodes.finish(at_once := random_episode(rng, run_id="r1", sample=6))
+        for episode in (*episodes, at_once):
             assert same(watcher.episodes.get(episode.id), episode)
             row = watcher.episodes.row(episode.id)
-            assert (row.split, row.tokenizer, row.fact) == ("train", "hash", "trained")
-    assert store.conn.execute("PRAGMA foreign_key_check").fetchall() == []
+            check_counts(row, episode)
+            assert row.reward == pytest.approx(0.3 - 0.3) and row.primary_score == 0.1 + 0.2
+            assert (row.flags, row.fact) == (("LOOP", "BADARG"), "trained")
+            assert row.seconds == pytest.approx(3.176544, abs=1e-6)
+        rows = watcher.episodes.rows(watcher.episodes.ids("", "time"))
+        assert {(row.split, row.tokenizer) for row in rows if row.step} == {("train", "hash")}
+        assert watcher.live.all() == []
+    assert store.select("PRAGMA foreign_key_check") == []
+
+
+def check_counts(row: EpisodeRow, episode: Episode) -> None:
+    """A list's row of an episode counts what is there of it."""
+    wanted = {
+        "n_turns": len(episode.turns),
+        "n_tokens": len(episode.tokens),
+        "n_model_tokens": episode.trained_tokens,
+        "n_calls": episode.tool_calls,
+        "n_tool_errors": episode.tool_errors,
+    }
+    assert {name: getattr(row, name) for name in wanted} == wanted
 
 
 def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) -> None:
@@ -101,17 +107,14 @@ def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) ->
             store.episodes.start(begun(episode))
             for turn in episode.turns:
                 store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
-        store.marks.add_drift(
-            short.id, kind="structural", turn=0, position=1, expected="a", got="b"
-        )
+        store.marks.add_drift(short.id, turn=0, position=9, **DRIFT)
         store.episodes.finish(short, later=True)
         assert watcher.episodes.ids() == []
         store.flush_ended()
         assert [row.id for row in watcher.episodes.rows(watcher.episodes.ids())] == [short.id]
         assert same(watcher.episodes.get(short.id), short) and watcher.live.all() == []
-        assert [row.kind for row in watcher.marks.drift(short.id)] == [
-            "structural"
-        ]  # it decides whether that is trained
+        (drift,) = watcher.marks.drift(short.id)  # it decides whether that is trained
+        assert (drift.kind, drift.position) == ("structural", 9)
         store.flush()
         assert [row.episode_id for row in watcher.live.all()] == [long.id]
         assert watcher.episodes.get(long.id).turns == long.turns
@@ -122,14 +125,20 @@ def test_a_watcher_sees_what_runs_within_a_second(store: Store) -> None:
     episode = random_episode(np.random.default_rng(5))
     with Store.open(store.path, readonly=True) as watcher:
         store.episodes.start(begun(episode))
-        store.live.set(episode.id, AgentState.GENERATING, 0, "thinking")
+        store.live.set(episode.id, AgentState.PROCESSING_TOOLS, 0, "x" * 9000)
         store.episodes.add_turn(
             episode.id, episode.turns[0], part(episode, episode.turns[0]), later=True
         )
-        assert LINGER < 1
-        assert comes(lambda: bool(watcher.live.all()))
-        assert [(row.state, row.text) for row in watcher.live.all()] == [("generating", "thinking")]
-        assert watcher.episodes.get(episode.id).turns == episode.turns[:1]
+        store.journal.add_log("r1", "info", "hello")
+        assert LINGER < 1 and watcher.journal.logs("r1") == []
+        assert comes(lambda: bool(watcher.live.all() and watcher.journal.logs("r1")))
+        live = [(row.state, row.text, row.task_id) for row in watcher.live.all()]
+        assert live == [("processing_tools", "x" * 4000, "calc/1")]
+        assert [line["text"] for line in watcher.journal.logs("r1")] == ["hello"]
+        seen = watcher.episodes.get(episode.id)
+        assert (seen.turns, seen.outcome) == (episode.turns[:1], None)
+        with pytest.raises(StoreError, match="reading only"):
+            watcher.journal.add_log("r1", "info", "no")
 
 
 def test_a_transaction_that_fails_takes_nothing_that_waited(store: Store) -> None:
@@ -137,14 +146,9 @@ def test_a_transaction_that_fails_takes_nothing_that_waited(store: Store) -> Non
     store.episodes.start(begun(episode))
     for turn in episode.turns:
         store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
-
-    def broken() -> None:
-        with store.transaction():
-            store.episodes.finish(episode)
-            raise RuntimeError("crash")
-
-    with pytest.raises(RuntimeError):
-        broken()
+    with pytest.raises(RuntimeError), store.transaction():
+        store.episodes.finish(episode)
+        raise RuntimeError("crash")
     assert store.episodes.row(episode.id).outcome is None
     store.episodes.finish(episode, later=True)
     store.flush()
@@ -158,18 +162,28 @@ def test_an_end_with_other_turns_than_were_reported_is_what_counts(store: Store)
     for turn in episode.turns[1:]:
         store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
     store.flush()
-    shorter = episode.with_(
-        turns=episode.turns[:-1], tokens=episode.tokens.slice(0, episode.turns[-2].end)
-    )
+    *fewer, last = episode.turns
+    shorter = episode.with_(turns=tuple(fewer), tokens=episode.tokens.slice(0, last.start))
     store.episodes.finish(shorter, later=True)
     assert same(store.episodes.get(episode.id), shorter)
     with pytest.raises(ValueError, match="no outcome"):
         store.episodes.finish(begun(episode), later=True)
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_a_turn_whose_span_is_not_that_of_its_tokens_is_refused(store: Store, later: bool) -> None:
+    store.episodes.start(Episode("e1", "t"))
+    with pytest.raises(ValueError, match=r"spans 0\.\.3 but has 0"):
+        store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.empty(), later=later)
+    assert store.episodes.turns("e1") == []
+
+
 def test_a_row_that_is_refused_is_reported_and_holds_nothing_back(store: Store) -> None:
     good, bad = (random_episode(np.random.default_rng(n)) for n in range(2))
-    for episode in (bad.with_(run_id="nosuch"), good):
+    bad = bad.with_(run_id="nosuch")
+    with pytest.raises(StoreError):
+        store.episodes.finish(bad)
+    for episode in (bad, good):
         store.episodes.start(begun(episode))
         store.episodes.finish(episode, later=True)
     store.flush()
@@ -178,9 +192,9 @@ def test_a_row_that_is_refused_is_reported_and_holds_nothing_back(store: Store) 
         store.journal.add_log(None, "info", "next")
     odd = ToolResult("x", reward=object())  # type: ignore[arg-type]  # what SQLite has no column for
     store.episodes.start(Episode("e2", "t"))
-    store.episodes.add_turn(
-        "e2", Turn(0, "tool", (), 0, 0, results=(odd,)), Tokens.empty(), later=True
-    )
+    answer = Turn(0, "tool", (), 0, 0, results=(odd,))
+    store.episodes.add_turn("e2", answer, Tokens.empty(), later=True)
+    store.journal.add_log("nosuch", "info", "bad")
     store.journal.add_log(None, "info", "goes on")
     assert [line["text"] for line in store.journal.logs(None)] == ["next", "goes on"]
     with pytest.raises(StoreError, match="refused"):
@@ -192,17 +206,13 @@ def test_an_end_that_is_refused_leaves_nothing_of_itself(store: Store) -> None:
     store.episodes.start(begun(episode))
     store.flush()
     odd = RewardPart("odd", 0.0, fakeable=object())  # type: ignore[arg-type]  # what SQLite has no column for
-    store.marks.add_drift(episode.id, kind="structural", turn=0, position=1, expected="a", got="b")
+    store.marks.add_drift(episode.id, turn=0, position=1, **DRIFT)
     store.episodes.finish(episode.with_(reward_parts=(RewardPart("good", 1.0), odd)), later=True)
     store.flush()
     with pytest.raises(StoreError, match="refused"):
         store.journal.add_log(None, "info", "next")
-    row = store.episodes.row(episode.id)
-    assert (
-        row.outcome is None
-        and store.marks.drift(episode.id) == []
-        and store.episodes.get(episode.id).turns == ()
-    )
+    left = store.episodes.get(episode.id)
+    assert (left.outcome, left.turns, store.marks.drift(episode.id)) == (None, (), [])
 
 
 WRITER = """

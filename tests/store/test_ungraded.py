@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,37 +52,29 @@ def listed(store: Store, filter: str = "", sort: str = "time") -> list[str]:
 
 def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     ungraded = [episode.id for episode in EPISODES[2:]]
-    assert {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())} == {
-        "good": 1.0, "bad": 0.0, **dict.fromkeys(ungraded),
-    }  # fmt: skip
-    assert listed(store, "reward:<0.1") == ["bad"] and listed(store, "reward:none") == ungraded
-    assert listed(store, "-reward:none") == ["good", "bad"]
+    rewards = {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
+    assert rewards == {"good": 1.0, "bad": 0.0, **dict.fromkeys(ungraded)}
+    found = {said: listed(store, said) for said in ("reward:<0.1", "reward:none", "-reward:none")}
+    assert [*found.values()] == [["bad"], ungraded, ["good", "bad"]]
     for sort, first in (("reward", ["bad", "good"]), ("-reward", ["good", "bad"])):
-        assert listed(store, "", sort)[:2] == first and set(listed(store, "", sort)[2:]) == set(
-            ungraded
-        )
-    ask = store.conn.execute
-    (group,) = ask("SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups").fetchall()
-    assert group == (len(EPISODES), 2, 0.5, 0.5, 0.5, 1)
-    assert ask("SELECT avg(reward), count(reward) FROM v_episodes").fetchone() == (0.5, 2)
+        order = listed(store, "", sort)
+        assert order[:2] == first and set(order[2:]) == set(ungraded)
+    sql = "SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups"
+    assert store.select(sql) == [(len(EPISODES), 2, 0.5, 0.5, 0.5, 1)]
+    assert store.select("SELECT avg(reward), count(reward) FROM v_episodes") == [(0.5, 2)]
     assert store.stats.group("g", "r1") == (2, 0.5, 0.5)
-    (task,) = store.stats.tasks()
-    assert task[4:] == (len(EPISODES), 0.5, 0.5)
+    assert [task[4:] for task in store.stats.tasks()] == [(len(EPISODES), 0.5, 0.5)]
 
 
 def test_read_back_shown_exported_and_measured(store: Store, cli: Cli) -> None:
-    wanted = [1.0, 0.0] + [None] * len(ERRORS)
-    assert (
-        [store.episodes.get(e.id).reward for e in EPISODES]
-        == [e.reward for e in EPISODES]
-        == wanted
-    )
-    lines = [json.loads(line) for line in export_lines(store, [e.id for e in EPISODES])]
-    assert [line["reward"] for line in lines] == [e.reward for e in EPISODES]
+    wanted, ids = [1.0, 0.0] + [None] * len(ERRORS), [e.id for e in EPISODES]
+    assert [store.episodes.get(id_).reward for id_ in ids] == wanted
+    assert [e.reward for e in EPISODES] == wanted
+    assert [json.loads(line)["reward"] for line in export_lines(store, ids)] == wanted
     view = load_view(store, "timeout")
-    assert [row.reward for row in view.siblings] == [1.0, 0.0] + [None] * len(ERRORS)
+    assert [row.reward for row in view.siblings] == wanted
     assert contrasting_sibling(view) is not None
-    metrics = step_metrics([EPISODES], dict.fromkeys((e.id for e in EPISODES), Fact.TRAINED))
+    metrics = step_metrics([EPISODES], dict.fromkeys(ids, Fact.TRAINED))
     assert (metrics["reward"], metrics["solved"]) == (0.5, 0.5)
     store.flush()
     assert "reward -" in cli("show", "timeout", "--db", str(store.path))
@@ -90,31 +83,26 @@ def test_read_back_shown_exported_and_measured(store: Store, cli: Cli) -> None:
 
 
 def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
-    path = tmp_path / "agentrl.db"
+    path, before = tmp_path / "agentrl.db", [name for name, _ in MIGRATIONS].index("m010_ungraded")
     with Store.open(path) as store:
         store.runs.add(RunRow(id="r1", name="run"))
         store.episodes.add([*EPISODES, episode_of("odd", Outcome.TRUNCATED_TOKENS, -1.0, 20)])
         store.episodes.start(Episode("running", "t", run_id="r1"))
         scores = [Score("s", name, 0.5, 0.5, None, "trained", {}) for name in ("good", "timeout")]
         store.scores.add("r1", "s", scores, {})
-    conn = sqlite3.connect(path)
-    conn.execute("UPDATE runs SET claim=''")  # the process that wrote it has ended
-    before = [name for name, _ in MIGRATIONS].index("m010_ungraded")
-    conn.execute("UPDATE episodes SET reward=0.0 WHERE reward IS NULL AND outcome IS NOT NULL")
-    conn.execute("DELETE FROM _sqlite_migrations WHERE name='m010_ungraded'")
-    conn.execute(f"PRAGMA user_version={before}")
-    conn.commit()
-    conn.close()
+    with closing(sqlite3.connect(path)) as conn, conn:
+        for sql in (
+            "UPDATE runs SET claim=''",  # the process that wrote it has ended
+            "UPDATE episodes SET reward=0.0 WHERE reward IS NULL AND outcome IS NOT NULL",
+            "DELETE FROM _sqlite_migrations WHERE name='m010_ungraded'",
+            f"PRAGMA user_version={before}",
+        ):
+            conn.execute(sql)
     connect(path).close()
     with Store.open(path, readonly=True) as store:
         rewards = {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
-        assert {name for name, reward in rewards.items() if reward is not None} == {
-            "good",
-            "bad",
-            "odd",
-        }
-        assert (rewards["bad"], rewards["odd"], rewards["running"]) == (0.0, -1.0, None)
-        assert [score.reward for score in store.scores.get("good")] == [0.5] and store.scores.get(
-            "timeout"
-        ) == []
-        assert store.conn.execute("SELECT graded FROM v_groups").fetchall() == [(3,)]
+        none = dict.fromkeys(["running", *map(str, ERRORS)])
+        assert rewards == {"good": 1.0, "bad": 0.0, "odd": -1.0, **none}
+        assert [score.reward for score in store.scores.get("good")] == [0.5]
+        assert store.scores.get("timeout") == []
+        assert store.select("SELECT graded FROM v_groups") == [(3,)]

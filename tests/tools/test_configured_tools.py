@@ -27,12 +27,8 @@ SHORT = """
 
 
 async def test_the_short_form(tmp_path: Path) -> None:
-    made = pack(
-        tmp_path,
-        {"tools": ["tools.yaml", {"name": "sql", "config": {"rows": 1}}]},
-        [row()],
-        tools__yaml=SHORT,
-    )
+    tools = ["tools.yaml", {"name": "sql", "config": {"rows": 1}}]
+    made = pack(tmp_path, {"tools": tools}, [row()], tools__yaml=SHORT)
     plus, calculator, finish, sql = made.tools
     assert plus.schema["function"] == {
         "name": "plus",
@@ -47,10 +43,8 @@ async def test_the_short_form(tmp_path: Path) -> None:
         },
     }
     assert (plus.timeout, plus.pure, finish.name, sql.name) == (3, True, "finish", "sql")
-    assert calculator.schema["function"]["description"] == "Compute."
-    assert (
-        load_pack("calc-task").tools[0].schema["function"]["description"] != "Compute."
-    )  # ours alone
+    theirs = load_pack("calc-task").tools[0].schema["function"]["description"]
+    assert calculator.schema["function"]["description"] == "Compute." != theirs
     done = await play(made, [call("plus", a=2, b=3), call("calculator", expression="2+3"), "5"])
     assert answers(done) == ["5", "5"] and done.outcome is Outcome.SOLVED
 
@@ -105,57 +99,49 @@ async def test_limits_of_user_turns_characters_and_response(tmp_path: Path) -> N
     assert answers(cut) == ["x\nabcdefgh[… 12 characters cut …]"]
     assert cut.turns[-2].results[0].truncated
     once = await play(made, [long, long, "5"], max_user_turns=1)
-    assert (
-        once.outcome is Outcome.TRUNCATED_TURNS
-        and sum(turn.role == "tool" for turn in once.turns) == 1
-    )
-    ended = await play(made, [long, "wrong"], max_user_turns=1)  # nothing was left to answer
-    assert ended.outcome is Outcome.FAILED
+    assert once.outcome is Outcome.TRUNCATED_TURNS and len(answers(once)) == 1
+    # nothing was left to answer
+    assert (await play(made, [long, "wrong"], max_user_turns=1)).outcome is Outcome.FAILED
     short = await play(made, [long, long, "5"], response_tokens=150)
-    assert short.outcome is Outcome.TRUNCATED_TOKENS
     prompt = next(turn.start for turn in short.turns if turn.role == "assistant")
-    assert len(short.tokens) - prompt == 150 + 1  # and the stop token that closes the turn
+    # and the stop token that closes the turn
+    assert (short.outcome, len(short.tokens) - prompt) == (Outcome.TRUNCATED_TOKENS, 150 + 1)
 
 
 # --- tool_choice -----------------------------------------------------------------------------------------------------
 
 
-async def test_tool_choice_none_and_auto(tmp_path: Path) -> None:
-    made = pack(tmp_path, {"tools": ["calculator"]}, [row(tool_choice="none")])
+@pytest.mark.parametrize(("choice", "error"), [("none", "unknown_tool"), ("auto", None)])
+async def test_tool_choice_none_and_auto(tmp_path: Path, choice: str, error: str | None) -> None:
+    made = pack(tmp_path, {"tools": ["calculator"]}, [row(tool_choice=choice)])
     done = await play(made, [call("calculator", expression="2+3"), "5"])
-    assert (
-        done.turns[-2].results[0].error == "unknown_tool"
-        and "calculator" not in done.turns[0].messages[0]["content"]
-    )
-    other = tmp_path / "other"
-    other.mkdir()
-    plain = await play(pack(other, {"tools": ["calculator"]}, [row(tool_choice="auto")]), ["5"])
-    assert plain.outcome is Outcome.SOLVED and Origin.FORCED not in plain.tokens.origin[:-2]
+    assert done.turns[-2].results[0].error == error and done.outcome is Outcome.SOLVED
+    prompt = CHAT.decode(done.tokens.ids[: done.turns[0].end].tolist())
+    assert ("calculator" in prompt) == (choice == "auto")
+    assert Origin.FORCED not in done.tokens.origin[:-2]
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "calculator"}}]
+    ("choice", "free"),
+    [
+        ("required", "calculator"),
+        ({"type": "function", "function": {"name": "calculator"}}, '{"expression'),
+    ],
 )
-async def test_tool_choice_forces_the_beginning_of_a_call(tmp_path: Path, choice: Any) -> None:
+async def test_tool_choice_forces_the_beginning_of_a_call(
+    tmp_path: Path, choice: Any, free: str
+) -> None:
     made = pack(tmp_path, {"tools": ["calculator", "finish"]}, [row(tool_choice=choice)])
     whole = call("calculator", expression="2+3")
-    begins = (
-        whole[: whole.index("calculator")]
-        if choice == "required"
-        else whole[: whole.index('{"expression')]
-    )
+    begins = whole[: whole.index(free)]
     done = await play(made, [whole.removeprefix(begins), "5"])
-    assert done.outcome is Outcome.SOLVED and answers(done) == ["5"]
-    turn = next(turn for turn in done.turns if turn.role == "assistant")
-    origin = done.tokens.origin[turn.start : turn.end]
-    forced = len(CHAT.tokenizer.encode(begins))
+    assert answers(done) == ["5"] and (done.outcome, done.flags) == (Outcome.SOLVED, ())
+    first, last = (turn for turn in done.turns if turn.role == "assistant")
+    origin, forced = done.tokens.origin[first.start : first.end], len(CHAT.tokenizer.encode(begins))
     assert (origin[:forced] == Origin.FORCED).all() and origin[forced] == Origin.MODEL
-    assert CHAT.decode(done.tokens.ids[turn.start : turn.start + forced].tolist()) == begins
-    last = [turn for turn in done.turns if turn.role == "assistant"][-1]
-    assert (
-        done.tokens.origin[last.start] == Origin.MODEL
-    )  # the second turn is free: else an episode could not end
-    assert done.flags == ()
+    assert CHAT.decode(done.tokens.ids[first.start : first.start + forced].tolist()) == begins
+    # The second turn is free: else an episode could not end.
+    assert done.tokens.origin[last.start] == Origin.MODEL
 
 
 @pytest.mark.parametrize(

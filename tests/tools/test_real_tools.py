@@ -24,6 +24,9 @@ async def query(tool: SqlTool, *statements: str, database: str = SHOP) -> list[T
     return await calls(tool, *({"query": statement} for statement in statements), database=database)
 
 
+COUNT = "SELECT count(*) AS n FROM item"
+
+
 # --- sql -------------------------------------------------------------------------------------------------------------
 
 
@@ -60,31 +63,27 @@ async def test_sql_answers_a_table() -> None:
     ],
 )
 async def test_a_read_only_database_is_only_read(statement: str) -> None:
-    refused, after = await query(SqlTool(), statement, "SELECT count(*) FROM item")
-    assert refused.error in ("refused", "exception") and after.text.endswith("\n3")
+    refused, after = await query(SqlTool(), statement, COUNT)
+    assert refused.error in ("refused", "exception") and after.text == "n\n3"
     assert not Path("/tmp/agentrl-vacuum.db").exists()
 
 
 async def test_a_writable_database_is_the_episodes_own() -> None:
     tool = SqlTool(writable=True)
-    statements = (
-        "CREATE TABLE x (a)",
-        "INSERT INTO x VALUES (1), (2)",
-        "DELETE FROM item",
-        "SELECT count(*) FROM item",
+    first = await query(
+        tool, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1), (2)", "DELETE FROM item", COUNT
     )
-    first = await query(tool, *statements)
-    assert [result.text for result in first] == ["OK, 0 rows changed.", "OK, 2 rows changed.", "OK, 3 rows changed.", "count(*)\n0"]  # fmt: skip # noqa: E501
-    (fresh,) = await query(tool, "SELECT count(*) FROM item")
-    assert fresh.text == "count(*)\n3"
-    for statement in (
+    changed = [f"OK, {n} rows changed." for n in (0, 2, 3)]
+    assert [result.text for result in first] == [*changed, "n\n0"]
+    refused = (
         "ATTACH ':memory:' AS x",
         "VACUUM INTO '/tmp/agentrl-vacuum.db'",
         "PRAGMA journal_mode=WAL",
-    ):
-        assert (await query(tool, statement))[0].error in ("refused", "exception")
+    )
+    fresh, table, *others = await query(tool, COUNT, "PRAGMA table_info(item)", *refused)
+    assert fresh.text == "n\n3" and table.text.startswith("cid | name")
+    assert {result.error for result in others} <= {"refused", "exception"}
     assert not Path("/tmp/agentrl-vacuum.db").exists()
-    assert (await query(tool, "PRAGMA table_info(item)"))[0].text.startswith("cid | name")
 
 
 async def test_sql_is_bounded_in_rows_time_and_memory() -> None:
@@ -105,18 +104,22 @@ async def test_sql_is_bounded_in_rows_time_and_memory() -> None:
 
 
 async def test_databases_from_files_and_those_that_cannot_be(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "shop.db")) as original:
-        original.executescript(SHOP)
+    shop(tmp_path / "shop.db")
     (tmp_path / "shop.sql").write_text(SHOP)
     for name in ("shop.db", "shop.sql"):
         tool = SqlTool(name, writable=True).at(tmp_path)
-        assert (await calls(tool, {"query": "DELETE FROM item"}))[0].text == "OK, 3 rows changed."
-        assert (await calls(tool, {"query": "SELECT count(*) FROM item"}))[0].text == "count(*)\n3"
+        for statement, said in (("DELETE FROM item", "OK, 3 rows changed."), (COUNT, "n\n3")):
+            assert (await calls(tool, {"query": statement}))[0].text == said
     for source in ("missing.db", "CREATE TABEL x"):
         with pytest.raises(EnvError):
             await calls(SqlTool().at(tmp_path), database=source)
     with pytest.raises(ConfigError):
         SqlTool(rows=0)
+
+
+def shop(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as original:
+        original.executescript(SHOP)
 
 
 async def test_calls_of_one_turn_share_a_connection() -> None:
@@ -152,17 +155,15 @@ async def test_search_finds_by_words(corpus: Path) -> None:
         {"query": "zebra"},
         {"query": " "},
     )
-    assert first.text == "[1] Titan: Titan is the largest moon of Saturn." and first.metrics == {
-        "found": 1.0
-    }
+    assert first.text == "[1] Titan: Titan is the largest moon of Saturn."
+    assert first.metrics == {"found": 1.0}
     assert two.text.count("\n") == 1 and "[2]" in two.text and "volcanoes" in two.text
     assert none.text == "No passage has these words." and blank.error == "bad_arguments"
-    (again,) = await calls(
-        SearchTool().at(corpus), {"query": "peru"}, corpus="corpus.jsonl"
-    )  # the row's own corpus
+    own = SearchTool().at(corpus)
+    (again,) = await calls(own, {"query": "peru"}, corpus="corpus.jsonl")  # the row's own corpus
     assert again.text == "[1] Peru: The Amazon is a river in Peru."
-    for example in SearchTool.examples:
-        assert (await calls(tool, dict(example)))[0].error is None
+    examples = await calls(tool, *map(dict, SearchTool.examples))
+    assert [result.error for result in examples] == [None] * len(examples) and examples
 
 
 async def test_a_row_names_a_corpus_of_its_pack_alone(corpus: Path) -> None:
@@ -205,18 +206,16 @@ def test_a_corpus_may_hold_any_character_and_begin_with_a_mark(tmp_path: Path) -
 
 
 async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
-    for tool, words in (
-        (SearchTool(), "neither a corpus"),
-        (SearchTool("missing").at(tmp_path), "does not exist"),
-    ):
-        with pytest.raises(EnvError, match=words):
-            await calls(tool, {"query": "a"})
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
-    with pytest.raises(DataError, match=r"bad\.jsonl:2: a document needs"):
-        read_documents(tmp_path / "bad.jsonl")
     (tmp_path / "old.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError, match=r"old\.txt cannot be read as UTF-8 text"):
-        await calls(SearchTool("old.txt").at(tmp_path), {"query": "cafe"})
+    for corpus, error, words in (
+        ("", EnvError, "neither a corpus"),
+        ("missing", EnvError, "does not exist"),
+        ("bad.jsonl", DataError, r"bad\.jsonl:2: a document needs"),
+        ("old.txt", DataError, r"old\.txt cannot be read as UTF-8 text"),
+    ):
+        with pytest.raises(error, match=words):
+            await calls(SearchTool(corpus).at(tmp_path), {"query": "a"})
     with pytest.raises(ConfigError, match="not both"):
         SearchTool("a", url="http://b")
 
@@ -230,15 +229,13 @@ def site() -> Iterator[Site]:
 async def test_search_asks_a_retriever(site: Site) -> None:
     found = {"document": {"contents": '"Titan"\nTitan is a moon.'}, "score": 3.0}
     body = json.dumps({"result": [[found, {"document": {"text": "Io.", "title": "Io"}}]]}).encode()
-    site.pages["/retrieve"] = (200, {}, body)
+    site.pages = {"/retrieve": (200, {}, body), "/other": (200, {}, b'{"hits": []}')}
     (result,) = await calls(SearchTool(url=f"{site.url}/retrieve"), {"query": "moons", "top_k": 2})
     assert result.text == "[1] Titan: Titan is a moon.\n[2] Io: Io."
     assert json.loads(site.seen[0][2]) == {"queries": ["moons"], "topk": 2, "return_scores": True}
-    site.pages["/retrieve"] = (200, {}, b'{"hits": []}')
-    with pytest.raises(EnvError, match="in another form"):
-        await calls(SearchTool(url=f"{site.url}/retrieve"), {"query": "moons"})
-    with pytest.raises(EnvError, match="answered 404"):
-        await calls(SearchTool(url=f"{site.url}/missing"), {"query": "moons"})
+    for path, words in (("other", "in another form"), ("missing", "answered 404")):
+        with pytest.raises(EnvError, match=words):
+            await calls(SearchTool(url=f"{site.url}/{path}"), {"query": "moons"})
 
 
 # --- what code of others must not do ---------------------------------------------------------------------------------
@@ -246,12 +243,11 @@ async def test_search_asks_a_retriever(site: Site) -> None:
 
 @pytest.mark.parametrize("how", ["like", "glob"])
 async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
-    tool = SqlTool(seconds=0.2)
     many = "replace(hex(zeroblob(200000)), '0', 'a')"
     few = "replace(hex(zeroblob(5000)), '0', 'a')"
     wild = "%" if how == "like" else "*"
-    (result, short) = await query(
-        tool,
+    result, short = await query(
+        SqlTool(seconds=0.2),
         f"SELECT {many} {how} '{wild}' || {few} || 'b'",
         f"SELECT 'pencil' {how} 'pen{wild}' AS fits",
     )
@@ -302,16 +298,14 @@ async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     pack.mkdir()
     for folder in (tmp_path, pack):
-        with closing(sqlite3.connect(folder / "shop.db")) as original:
-            original.executescript(SHOP)
+        shop(folder / "shop.db")
     (pack / "link.db").symlink_to(tmp_path / "shop.db")
+    asked, inside = {"query": COUNT}, {"database": "shop.db"}
     for source in (str(tmp_path / "shop.db"), "../shop.db", "link.db"):
+        row = {"database": source}
         with pytest.raises(EnvError, match="outside of its pack"):
-            await calls(SqlTool().at(pack), database=source)
+            await calls(SqlTool().at(pack), **row)
         # The pack's own settings may say otherwise.
-        for tool, row in ((SqlTool(source), {}), (SqlTool(anywhere=True), {"database": source})):
-            assert (await calls(tool.at(pack), {"query": "SELECT count(*) AS n FROM item"}, **row))[
-                0
-            ].text == "n\n3"
-    inside = {"database": "shop.db"}
-    assert (await calls(SqlTool().at(pack), {"query": "SELECT 1 AS n"}, **inside))[0].text == "n\n1"
+        for tool, own in ((SqlTool(source), {}), (SqlTool(anywhere=True), row)):
+            assert (await calls(tool.at(pack), asked, **own))[0].text == "n\n3"
+    assert (await calls(SqlTool().at(pack), asked, **inside))[0].text == "n\n3"

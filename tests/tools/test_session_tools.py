@@ -55,7 +55,6 @@ async def test_bash_tells_exit_codes_limits_and_keeps_files_only(ctx: ToolContex
     assert (slow.text, slow.error) == ("[timed out after 2 s]", "timeout")
     loud = await call(ctx, "bash", command="head -c 300000 /dev/zero | tr '\\0' a")
     assert loud.error is None and len(loud.text) < 70_000 and "bytes left out" in loud.text
-    assert (await call(ctx, "bash")).error == "bad_arguments"
 
 
 @pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
@@ -67,24 +66,24 @@ async def test_python_bash_and_files_share_the_folder(ctx: ToolContext) -> None:
 
 
 async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None:
-    text = "".join(f"line {n}\n" for n in range(1, LINES + 51))
-    wrote = await call(ctx, "files", action="write", path="a", text=text)
-    assert wrote.text == f"Wrote a: {LINES + 50} lines, {len(text)} bytes."
-    some = await call(ctx, "files", action="view", path="a", start=3, end=4)
-    assert some.text == "3\tline 3\n4\tline 4"
-    first = (await call(ctx, "files", action="view", path="a")).text.splitlines()
-    assert len(first) == LINES + 1
-    assert first[-1] == f"[lines 1 to {LINES} of {LINES + 50}; go on with start {LINES + 1}]"
-    rest = await call(ctx, "files", action="view", path="a", start=LINES + 1)
-    assert rest.text.splitlines()[-1] == f"{LINES + 50}\tline {LINES + 50}"
-    beyond = await call(ctx, "files", action="view", path="a", start=999)
-    assert beyond.text == f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
-    await call(ctx, "files", action="write", path="wide", text="x" * 600)
-    assert (await call(ctx, "files", action="view", path="wide")).text.endswith(
-        "x [… 100 more characters]"
-    )
-    await call(ctx, "files", action="write", path="none", text="")
-    assert (await call(ctx, "files", action="view", path="none")).text == "[none is empty]"
+    async def view(path: str, **lines: int) -> str:
+        return (await call(ctx, "files", action="view", path=path, **lines)).text
+
+    texts = {
+        "a": "".join(f"line {n}\n" for n in range(1, LINES + 51)),
+        "wide": "x" * 600,
+        "none": "",
+    }
+    wrote = [await call(ctx, "files", action="write", path=p, text=texts[p]) for p in texts]
+    assert wrote[0].text == f"Wrote a: {LINES + 50} lines, {len(texts['a'])} bytes."
+    assert await view("a", start=3, end=4) == "3\tline 3\n4\tline 4"
+    first, last = (await view("a")).splitlines(), f"{LINES + 50}\tline {LINES + 50}"
+    left = f"[lines 1 to {LINES} of {LINES + 50}; go on with start {LINES + 1}]"
+    assert len(first) == LINES + 1 and first[-1] == left
+    assert (await view("a", start=LINES + 1)).splitlines()[-1] == last
+    beyond = f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
+    assert await view("a", start=999) == beyond and await view("none") == "[none is empty]"
+    assert (await view("wide")).endswith("x [… 100 more characters]")
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -117,11 +116,8 @@ async def test_what_goes_wrong_is_reported(ctx: ToolContext) -> None:
     await call(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
     for arguments, says in MISTAKES:
         result = await call(ctx, "files", **arguments)
-        assert (
-            result.error == "exception"
-            and result.text.startswith("Error: ")
-            and says in result.text
-        ), arguments
+        assert result.error == "exception" and result.text.startswith("Error: "), arguments
+        assert says in result.text
     assert (await call(ctx, "bash", command="cat a")).text == "one\ntwo\none"
 
 
@@ -137,9 +133,7 @@ async def test_edits_of_one_turn_do_not_lose_each_other(ctx: ToolContext) -> Non
 async def test_an_edit_keeps_line_ends_and_permissions(ctx: ToolContext) -> None:
     await call(ctx, "bash", command="printf '#!/bin/sh\\r\\necho 1\\r\\n' > a; chmod 755 a")
     await call(ctx, "files", action="edit", path="a", old="echo 1", new="echo 2")
-    assert (
-        await call(ctx, "bash", command="stat -c %a a; od -c a | tail -2 | head -1")
-    ).text.startswith("755\n")
+    assert (await call(ctx, "bash", command="stat -c %a a")).text == "755"
     assert await (await ctx.session()).read("a") == b"#!/bin/sh\r\necho 2\r\n"
 
 
@@ -159,18 +153,14 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("a secret of the host")
     session: Session = await ctx.session()
-    await session.cell(f"CANARY = {str(canary)!r}")
-    assert (await session.cell(HOSTILE)).ok
+    assert (await session.cell(f"CANARY = {str(canary)!r}{HOSTILE}")).ok
     leads = "file folder/passwd self/self/file loop canary dir/canary pipe deep/up deep/mem hard deep/hard".split()
     for path in leads:
         with pytest.raises(UsageError):
             await session.read(path)
         viewed = await call(ctx, "files", action="view", path=path)
-        assert (
-            viewed.error == "exception"
-            and "root:" not in viewed.text
-            and "secret" not in viewed.text
-        )
+        assert viewed.error == "exception"
+        assert "root:" not in viewed.text and "secret" not in viewed.text
     for path in ("folder/new", "dir/new", "self/new", "dir/canary"):
         written = await call(ctx, "files", action="write", path=path, text="forged")
         assert written.error == "exception" and "links are not followed" in written.text
@@ -198,14 +188,12 @@ async def test_a_list_reports_that_entries_are_left_out(ctx: ToolContext) -> Non
 
 def test_the_commands_show_and_call_them(cli: Cli) -> None:
     assert cli("tools", "call", "bash", '{"command": "echo hi"}', said="sandbox ns") == "hi\n"
-    failed = cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)
-    assert failed["error"] == "exit"
-    assert cli("tools", "call", "files", '{"action": "list"}') == "[the folder is empty]\n"
-    shown = cli("tools", "show", "files")
-    assert 'action (string, one of "view", "write", "edit", "list")' in shown
-    assert "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
+    assert cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)["error"] == "exit"
     for name, limits in (
         ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
         ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),
+        ("files", 'action (string, one of "view", "write", "edit", "list")'),
+        ("files", "agentrl tools call files"),
+        ("files", "sandbox: 5 s a call"),
     ):
-        assert limits in cli("tools", "show", name).splitlines()
+        assert limits in cli("tools", "show", name)

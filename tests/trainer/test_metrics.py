@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,49 +79,47 @@ def test_a_step_by_hand() -> None:
         "d": Fact.SKIPPED_ENV_ERROR,
     }
     found = step_metrics(groups, facts, ["", "resegmented", "", "structural"])
-    assert found["reward"] == pytest.approx((1.5 + 0.5 + 0.5) / 3)
-    assert found["rewards/right/mean"] == pytest.approx(1 / 3)
-    assert found["rewards/right/std"] == pytest.approx(np.std([1, 0, 0]))
-    assert (found["rewards/form/mean"], found["rewards/form/std"]) == (1.0, 0.0)
-    assert found["reward_std"] == pytest.approx(
-        np.std([1.5, 0.5], ddof=1) / 2
-    )  # the second group has one left: 0
-    assert found["frac_reward_zero_std"] == 0.5 and found["solved"] == pytest.approx(1 / 3)
-    assert (found["completions/mean_length"], found["completions/max_length"]) == (4.0, 6.0)
-    assert found["tools/call_frequency"] == pytest.approx(2 / 3)
-    assert found["tools/failure_frequency"] == pytest.approx(1 / 3)
-    assert found["turns/mean"] == 1.0 and found["completions/clipped_ratio"] == 0.0
-    assert found["num_tokens"] == 5 + 3 + 7 + 3  # the masked one cost its tokens, too
-    assert (found["outcomes/solved"], found["outcomes/failed"], found["outcomes/env_error"]) == (
-        1,
-        2,
-        1,
-    )
-    assert (found["facts/trained"], found["facts/skipped:fault"]) == (2, 1)
-    assert (found["drift/resegmented"], found["drift/structural"]) == (1, 1)
+    wanted = {
+        "reward": (1.5 + 0.5 + 0.5) / 3,
+        "rewards/right/mean": 1 / 3,
+        "rewards/right/std": np.std([1, 0, 0]),
+        "rewards/form/mean": 1.0,
+        "rewards/form/std": 0.0,
+        "reward_std": np.std([1.5, 0.5], ddof=1) / 2,  # the second group has one left: 0
+        "frac_reward_zero_std": 0.5,
+        "solved": 1 / 3,
+        "completions/mean_length": 4.0,
+        "completions/max_length": 6.0,
+        "completions/clipped_ratio": 0.0,
+        "tools/call_frequency": 2 / 3,
+        "tools/failure_frequency": 1 / 3,
+        "turns/mean": 1.0,
+        "num_tokens": 5 + 3 + 7 + 3,  # the masked one cost its tokens, too
+        "outcomes/solved": 1,
+        "outcomes/failed": 2,
+        "outcomes/env_error": 1,
+        "facts/trained": 2,
+        "facts/skipped:fault": 1,
+        "drift/resegmented": 1,
+        "drift/structural": 1,
+    }
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_several_packs_are_distinguished() -> None:
-    made = [
-        episode("a", 1.0),
-        episode("b", 0.0),
-        episode("c", 0.5),
-        episode("d", 1.0, outcome=Outcome.ENV_ERROR),
-    ]
-    named = [
-        one.with_(pack=pack)
-        for one, pack in zip(made, ("sql", "sql", "guess", "calc"), strict=True)
-    ]
-    found = step_metrics([named], {}, packs=("sql", "guess", "calc"))
+    made = {"a": 1.0, "b": 0.0, "c": 0.5}
+    one, two, three = (episode(name, value) for name, value in made.items())
+    lost = episode("d", 1.0, outcome=Outcome.ENV_ERROR)
+    named = [one.with_(pack="sql"), two.with_(pack="sql"), three.with_(pack="guess")]
+    found = step_metrics([[*named, lost.with_(pack="calc")]], {}, packs=("sql", "guess", "calc"))
     assert {name: value for name, value in found.items() if name.startswith("packs/")} == {
         "packs/sql/reward": 1.0,  # 1.5 and 0.5: each has 0.5 for its form
         "packs/sql/solved": 0.5,
         "packs/guess/reward": 1.0,
         "packs/guess/solved": 0.0,
     }  # what could not be graded is not zero
-    assert not any(
-        name.startswith("packs/") for name in step_metrics([named[:2]], {}, packs=("sql",))
-    )
+    alone = step_metrics([named[:2]], {}, packs=("sql",))
+    assert not any(name.startswith("packs/") for name in alone)
 
 
 def test_cut_episodes_are_counted_and_errors_never_become_zeros() -> None:
@@ -128,8 +127,8 @@ def test_cut_episodes_are_counted_and_errors_never_become_zeros() -> None:
     assert step_metrics([[cut, episode("b", 1.0)]], {})["completions/clipped_ratio"] == 0.5
     bad = [episode(name, 0.0, outcome=Outcome.SANDBOX_ERROR) for name in "ab"]
     found = step_metrics([bad], dict.fromkeys("ab", Fact.SKIPPED_SANDBOX_ERROR))
-    assert "reward" not in found and "solved" not in found
-    assert found["outcomes/sandbox_error"] == 2 and found["facts/skipped:fault"] == 2
+    assert not {"reward", "solved"} & found.keys()
+    assert found["outcomes/sandbox_error"] == found["facts/skipped:fault"] == 2
     assert [one.name for one in diagnose(Evidence([{"step": 1, **found}]))].count("errors") == 1
 
 
@@ -171,55 +170,36 @@ def test_one_cause_is_reported_and_what_is_independent_of_it() -> None:
 def test_alerts_fold(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         run = store.runs.add(RunRow("", "r"))
-        for step in (3, 4, 7):
-            store.journal.add_alert(
-                run.id, "warn", "no_signal", step / 10, 0.1, f"text {step}", step=step
-            )
-        store.journal.add_alert(
-            run.id, "warn", "no_signal", 0.9, 0.1, "again, after a resume", step=7
-        )
+        for step, value, text in ((3, 0.3, "a"), (4, 0.4, "b"), (7, 0.7, "c"), (7, 0.9, "again")):
+            store.journal.add_alert(run.id, "warn", "no_signal", value, 0.1, text, step=step)
         store.journal.add_alert(run.id, "bad", "nan", None, None, "once", step=5)
         store.flush()
-        assert len(store.journal.alerts(run.id)) == 4
-        nan, signal = sorted(store.journal.folded_alerts(run.id), key=lambda row: row["name"])
-        assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 3, 7)
-        assert (signal["value"], signal["text"], signal["first"] <= signal["last"]) == (
-            0.7,
-            "text 7",
-            True,
-        )
-        assert (nan["count"], nan["first_step"], nan["last_step"], nan["value"]) == (1, 5, 5, None)
+        assert len(store.journal.alerts(run.id)) == 4, "one again, after a resume, counts once"
+        names = ("name", "count", "first_step", "last_step", "value", "text")
+        folded = [tuple(row[n] for n in names) for row in store.journal.folded_alerts(run.id)]
+    assert sorted(folded) == [("nan", 1, 5, 5, None, "once"), ("no_signal", 3, 3, 7, 0.7, "c")]
 
 
 async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> None:
     from agentrl_cli.reports.run_load import load
 
-    model = write_model(
-        tmp_path / "model", only=5
-    )  # it says nothing but one token: all rewards are equal
+    # It says nothing but one token: all rewards are equal.
+    model, said = write_model(tmp_path / "model", only=5), list[str]()
     train = {"steps": 9, "stop_on": ["no_signal"], "stop_patience": 3}
-    said: list[str] = []
     async with trainer_of(tmp_path / "p", model, train=train) as trainer:
         trainer.reporter.narrate = said.append
-        before = as_bytes(trainer.loaded.model.state_dict())
+        before, store = as_bytes(trainer.loaded.model.state_dict()), trainer.store
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 3, "no_signal")
         assert as_bytes(trainer.loaded.model.state_dict()) == before, "nothing is trained"
-        assert {e.fact for e in episodes_of(trainer.store, run)} == {Fact.SKIPPED_ZERO_VARIANCE}
-        assert trainer.store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
+        assert {e.fact for e in episodes_of(store, run)} == {Fact.SKIPPED_ZERO_VARIANCE}
+        assert store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
         assert any(line.startswith("stopping: no_signal") for line in said)
-        assert (
-            sum(": no_signal. " in line and not line.startswith("stopping") for line in said) == 1
-        ), said  # then counted
+        reported = [ln for ln in said if ": no_signal. " in ln and not ln.startswith("stopping")]
+        assert len(reported) == 1, said  # then counted
         assert "  ETA " in next(line for line in said if line.startswith("step 1/9"))
-        signal = next(
-            a for a in trainer.store.journal.folded_alerts(run.id) if a["name"] == "no_signal"
-        )
-        assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 1, 3)
-        shown = next(
-            row for row in load(trainer.store, run.id).alerts if row["name"] == "no_signal"
-        )
-        assert str(shown["text"]).startswith("3×, steps 1 to 3: Nothing was trained")
+        shown = {row["name"]: str(row["text"]) for row in load(store, run.id).alerts}
+        assert shown["no_signal"].startswith("3×, steps 1 to 3: Nothing was trained")
 
 
 class Poison:
@@ -235,61 +215,75 @@ class Poison:
 
 @pytest.mark.parametrize("stop", [True, False])
 async def test_an_update_that_is_no_number_is_an_alert_with_a_value_and_a_threshold(
-    tmp_path: Path, stop: bool
+    tmp_path: Path, model: Path, stop: bool
 ) -> None:
-    model, poison = write_model(tmp_path / "model"), Poison()
-    train = {"steps": 2, "stop_on": ["nan"] if stop else []}
-    async with trainer_of(tmp_path / "p", model, [poison], train=train) as trainer:
+    poison, train = Poison(), {"steps": 2, "stop_on": ["nan"] * stop}
+    async with trainer_of(tmp_path, model, [poison], train=train) as trainer:
         poison.head = trainer.loaded.model.lm_head
-        if stop:
-            with pytest.raises(TrainingStopped, match="nan"):
-                await trainer.train()
-        else:
+        with pytest.raises(TrainingStopped, match="nan") if stop else nullcontext():
             await trainer.train()
         run = trainer.store.runs.get(trainer.run.id)
-        assert (
-            run.status == ("stopped" if stop else "finished")
-            and run.error.startswith("nan") is stop
-        )
+        assert run.status == ("stopped" if stop else "finished")
+        assert run.error.startswith("nan") is stop
         (alert,) = [a for a in trainer.store.journal.folded_alerts(run.id) if a["name"] == "nan"]
-        assert (alert["level"], alert["threshold"], alert["last_step"]) == ("bad", 0.0, 2)
-        assert alert["value"] == (1.0 if stop else 2.0) and "train.lr" in str(alert["text"])
+    assert (alert["level"], alert["threshold"], alert["last_step"]) == ("bad", 0.0, 2)
+    assert alert["value"] == (1.0 if stop else 2.0) and "train.lr" in str(alert["text"])
 
 
 ONCE, AGAIN = "== 3", "% 4 == 3"
 
 
-def test_a_fall_is_certain_a_drift_alone_is_not() -> None:
-    rose, fell = [0.3, 0.5, 0.7, 0.8, 0.8, 0.8], [0.8, 0.5, 0.6, 0.5, 0.5, 0.6, 0.5]
-    assert certain(case(steps(rose))) == ""
-    assert certain(case(steps([*rose, 0.0, 0.0]))) == "collapse"
-    assert certain(case(steps(rose, approx_kl=0.3))) == "", "it drifts, and solves more"
-    assert certain(case(steps([*rose, *fell], approx_kl=0.3))) == "kl_drift"
-    assert certain(case(steps([*rose, *fell]))) == ""
-    assert certain(case(steps(rose, grad_norm=[1.0] * 5 + [float("nan")]))) == "nan"
+ROSE, FELL = [0.3, 0.5, 0.7, 0.8, 0.8, 0.8], [0.8, 0.5, 0.6, 0.5, 0.5, 0.6, 0.5]
 
 
-def test_the_checkpoint_from_which_most_was_solved() -> None:
+@pytest.mark.parametrize(
+    ("solved", "more", "rule"),
+    [
+        (ROSE, {}, ""),
+        ([*ROSE, 0.0, 0.0], {}, "collapse"),
+        (ROSE, {"approx_kl": 0.3}, ""),  # it drifts, and solves more
+        ([*ROSE, *FELL], {"approx_kl": 0.3}, "kl_drift"),
+        ([*ROSE, *FELL], {}, ""),
+        (ROSE, {"grad_norm": [1.0] * 5 + [float("nan")]}, "nan"),
+    ],
+)
+def test_a_fall_is_certain_a_drift_alone_is_not(
+    solved: list[float], more: dict[str, Any], rule: str
+) -> None:
+    assert certain(case(steps(solved, **more))) == rule
+
+
+SOLVED = [0.4, 0.4, 0.4, 0.6, 0.6, 0.7, 0.7, 0.7, 0.8, 0.8, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("solved", "tried", "step"),
+    [
+        (SOLVED, [], 5),  # 0.7 after it; 0.4 + 0.05 after the base
+        (SOLVED[:5], [], 0),  # nothing is known of later ones
+        ([0.66] * 5 + [0.7] * 3, [], 0),  # the best by evaluation, unless another is clearly better
+        (SOLVED, [5], 5),
+        ([0.4] * 5, [5], 0),
+    ],
+)
+def test_the_checkpoint_from_which_most_was_solved(
+    solved: list[float], tried: list[int], step: int
+) -> None:
     made = [
         CheckpointRow("r", step, kind, str(step), {}, 0.0, n)
         for n, (step, kind) in enumerate([(0, "best"), (5, "step"), (10, "step"), (12, "last")])
     ]
-    rows = steps([0.4, 0.4, 0.4, 0.6, 0.6, 0.7, 0.7, 0.7, 0.8, 0.8, 0.1, 0.1])
-    assert choose(made, rows, []).step == 5, "0.7 after it; 0.4 + 0.05 after the base"
-    assert choose(made, rows[:5], []).step == 0, "nothing is known of later ones"
-    near = steps([0.66] * 5 + [0.7] * 3)
-    assert choose(made, near, []).step == 0, (
-        "the best by evaluation, unless another is clearly better"
-    )
-    assert choose(made, rows, [5]).step == 5 and choose(made, steps([0.4] * 5), [5]).step == 0
+    assert choose(made, steps(solved), tried).step == step
 
 
-def test_the_rate_after_a_fall() -> None:
+@pytest.mark.parametrize(
+    ("back", "rate"),
+    [(7, 0.00333), (2, 0.0008), (0, 0.002)],  # from the base nothing is known of sound steps
+)
+def test_the_rate_after_a_fall(back: int, rate: float) -> None:
     rates = [0.002, 0.004, 0.006, 0.008, 0.01, 0.01, 0.01]
     rose = steps([0.2, 0.2, 0.2, 0.4, 0.6, 0.6, 0.6], learning_rate=rates)
-    assert lower(0.01, rose, 7) == 0.00333
-    assert lower(0.01, rose, 2) == 0.0008
-    assert lower(0.01, rose, 0) == 0.002, "from the base nothing is known of sound steps"
+    assert lower(0.01, rose, back) == rate
 
 
 def project(folder: Path, model: Path, when: str, **train: Any) -> Path:
@@ -311,24 +305,21 @@ def read(project: Path) -> tuple[RunRow, list[dict[str, Any]], str, Any]:
 
 
 def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> None:
-    whole = project(tmp_path / "whole", model, ONCE)
+    whole, cut = (project(tmp_path / name, model, ONCE) for name in ("whole", "cut"))
     spawn_well(whole, "train", "--heal")
     run, made, text, weights = read(whole)
-    assert (run.status, run.step, run.config["train"]["lr"]) == ("finished", 6, made[0]["to"])
     (change,) = made
+    assert (run.status, run.step, run.config["train"]["lr"]) == ("finished", 6, change["to"])
     assert (change["step"], change["rule"], change["key"]) == (3, "collapse", "train.lr")
     assert change["from"] == 0.01 and change["to"] < 0.01 / 2.9 and change["back"] in (0, 2)
-    assert (
-        f"Healed after step 3: collapse, so back to {'step 2' if change['back'] else 'the base'}"
-        in text
-    )
-    cut = project(tmp_path / "cut", model, ONCE)
+    place = "step 2" if change["back"] else "the base"
+    assert f"Healed after step 3: collapse, so back to {place}" in text
     for words, event, call in ((["--heal"], "update", 3), (["--resume", "last"], "batch", 2)):
         plan(cut, event, call)  # before the change of step 3, then after it, in step 4
         assert spawn(cut, "train", *words)[0] == -signal.SIGKILL
     spawn_well(cut, "train", "--resume", "last")
-    after = read(cut)
-    assert (after[1], after[3]) == (made, weights)
+    _, again, _, found = read(cut)
+    assert (again, found) == (made, weights)
 
 
 def test_after_three_changes_it_ends_with_the_best_weights(tmp_path: Path, model: Path) -> None:

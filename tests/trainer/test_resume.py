@@ -13,7 +13,7 @@ from agentrl_cli.errors import ConfigError, PolicyError, device_fault
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.resume import resumed_config
 from agentrl_cli.types import Outcome
-from tests.helpers.train import as_bytes, episodes_of, spawn, write_project
+from tests.helpers.train import as_bytes, episodes_of, spawn, spawn_well, write_project
 
 STEPS, EPISODES = 4, 8
 
@@ -74,21 +74,15 @@ class Twice(Saboteur):
 def project_of(folder: Path, model: Path, hook: str = "Saboteur", **sections: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "hook.py").write_text(HOOK)
-    train = {
-        "steps": STEPS,
-        "save_every": 2,
-        "eval_every": 2,
-        "eval_tasks": 2,
-        "eval_samples": 1,
-        "lr": 1e-2,
-    }
+    often = {"save_every": 2, "eval_every": 2, "eval_tasks": 2, "eval_samples": 1}
     given: dict[str, Any] = {
+        "deterministic": True,
+        "hooks": [f"hook.py:{hook}"],
         "rollout": {"concurrency": 3},
-        "train": train,
+        "train": {"steps": STEPS, "lr": 1e-2, **often},
         "algo": {"drop_zero_variance": False},
     }
-    given = {"deterministic": True, "hooks": [f"hook.py:{hook}"], **given, **sections}
-    return write_project(folder, model, **given)
+    return write_project(folder, model, **{**given, **sections})
 
 
 def plan(project: Path, event: str, call: int, number: int = signal.SIGKILL) -> None:
@@ -102,16 +96,12 @@ def only_run(store: Store) -> RunRow:
 
 def ending(project: Path) -> dict[str, Any]:
     """All that must not depend on interruptions: weights and optimizer as bytes, what was sampled, what was trained."""
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+    with opened(project) as store:
         run = only_run(store)
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
         assert not store.live.all(run.id)
         last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
-        kept = [
-            episode
-            for episode in episodes_of(store, run)
-            if episode.outcome is not Outcome.CANCELLED
-        ]
+        kept = [e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED]
         sampled = {
             (e.step, e.group_id, e.sample): (e.tokens.ids.tolist(), e.reward, e.fact, e.advantage)
             for e in kept
@@ -132,11 +122,26 @@ def ending(project: Path) -> dict[str, Any]:
         }
 
 
+def opened(project: Path) -> Store:
+    return Store.open(project / "runs" / "agentrl.db", readonly=True)
+
+
+def killed(project: Path, event: str, call: int) -> dict[str, list[int]]:
+    """Kill a training there; the ids of what had been sampled by then, for each episode."""
+    plan(project, event, call)
+    code, said = spawn(project, "train")
+    assert code == -signal.SIGKILL, said
+    with opened(project) as store:
+        run = only_run(store)
+        assert run.state == "interrupted"
+        done = [e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)]
+    return {e.id: e.tokens.ids.tolist() for e in done}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    code, said = spawn(project, "train")
-    assert code == 0, said
+    spawn_well(project, "train")
     return ending(project)
 
 
@@ -154,25 +159,11 @@ def test_killed_and_resumed_is_never_interrupted(
     tmp_path: Path, model: Path, whole: dict[str, Any], event: str, call: int
 ) -> None:
     project = project_of(tmp_path / "project", model)
-    plan(project, event, call)
-    code, said = spawn(project, "train")
-    assert code == -signal.SIGKILL, said
-    with Store.open(project / "runs" / "agentrl.db") as store:
-        run = only_run(store)
-        assert run.state == "interrupted"
-        done = {e.id: e for e in episodes_of(store, run) if e.outcome is not None}
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    done = killed(project, event, call)
+    spawn_well(project, "train", "--resume", "last")
     assert ending(project) == whole
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        for episode in done.values():
-            after = store.episodes.get(
-                episode.id
-            )  # what was finished is still there, and was not made again
-            assert (
-                after.outcome is episode.outcome
-                and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
-            )
+    with opened(project) as store:  # what was finished is still there, and was not made again
+        assert {name: store.episodes.get(name).tokens.ids.tolist() for name in done} == done
 
 
 def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
@@ -181,26 +172,16 @@ def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
         "deterministic": False,
     }
     project = project_of(tmp_path / "project", model, **ahead)
-    plan(project, "rollout", EPISODES + 3)
-    code, said = spawn(project, "train")
-    assert code == -signal.SIGKILL, said
-    with Store.open(project / "runs" / "agentrl.db") as store:
-        run = only_run(store)
-        assert run.state == "interrupted"
-        done = {
-            e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)
-        }
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+    done = killed(project, "rollout", EPISODES + 3)
+    spawn_well(project, "train", "--resume", "last")
+    with opened(project) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("finished", STEPS)
         assert [row["step"] for row in store.runs.steps(run.id)] == list(range(1, STEPS + 1))
-        kept = {e.id: e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED}
-        places = {(e.step, e.group_id, e.sample) for e in kept.values()}
-        assert len(places) == len(kept) == STEPS * EPISODES and all(e.fact for e in kept.values())
-        for name, episode in done.items():
-            assert kept[name].tokens.ids.tolist() == episode.tokens.ids.tolist()
+        kept = [e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED]
+    places = {(e.step, e.group_id, e.sample) for e in kept}
+    assert len(places) == len(kept) == STEPS * EPISODES and all(e.fact for e in kept)
+    assert done.items() <= {e.id: e.tokens.ids.tolist() for e in kept}.items()
 
 
 def test_the_first_interrupt_finishes_the_step_and_saves(
@@ -211,17 +192,13 @@ def test_the_first_interrupt_finishes_the_step_and_saves(
     code, said = spawn(project, "train")
     assert code == 130 and "stopping after this step" in said and "Traceback" not in said
     assert "stopping after this evaluation of 2 tasks" in said, said
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+    with opened(project) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 2)
         assert ("last", 2) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
-        assert {e.outcome for e in episodes_of(store, run)} <= {
-            Outcome.FAILED,
-            Outcome.SOLVED,
-            Outcome.TRUNCATED_TOKENS,
-        }
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0 and "resumed at step 2" in said, said
+        outcomes = {e.outcome for e in episodes_of(store, run)}
+    assert outcomes <= {Outcome.FAILED, Outcome.SOLVED, Outcome.TRUNCATED_TOKENS}
+    assert "resumed at step 2" in spawn_well(project, "train", "--resume", "last")
     assert ending(project)["weights"] == whole["weights"]
 
 
@@ -230,18 +207,15 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
     project = project_of(tmp_path / "project", model, "Twice", train=train)
     plan(project, "rollout", EPISODES + 2, signal.SIGINT)
     code, said = spawn(project, "train")
-    assert "Traceback" not in said, said
-    assert code == 130, said
+    assert code == 130 and "Traceback" not in said, said
     resume = "Resume it (from step 0: no checkpoint was saved): agentrl train --resume"
     assert f"stopped after step 1: stopped at once. {resume}" in said, said
-    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+    with opened(project) as store:
         run = only_run(store)
-        assert (run.status, run.step) == ("stopped", 1)
-        assert not store.live.all(run.id) and all(
-            e.outcome is not None for e in episodes_of(store, run)
-        )
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0 and "no checkpoint: begins again at step 0" in said, said
+        assert (run.status, run.step, store.live.all(run.id)) == ("stopped", 1, [])
+        assert None not in {e.outcome for e in episodes_of(store, run)}
+    said = spawn_well(project, "train", "--resume", "last")
+    assert "no checkpoint: begins again at step 0" in said, said
     assert ending(project)["weights"] == whole["weights"]
 
 
@@ -250,18 +224,15 @@ def test_a_finished_run_goes_on_to_more_steps(
 ) -> None:
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", 2 + EPISODES + 3, signal.SIGTERM)  # within the last step
-    code, said = spawn(project, "train", "--steps", "2")
-    assert code == 0 and "stopping after this step" in said and "finished at step 2" in said, said
-    code, said = spawn(project, "train", "--resume", "last")
-    assert (
-        code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4" in said
-    ), said
+    said = spawn_well(project, "train", "--steps", "2")
+    assert "stopping after this step" in said and "finished at step 2" in said, said
+    said = spawn_well(project, "train", "--resume", "last")
+    assert "has done its 2 steps: nothing left to do" in said and "--steps 4" in said, said
     with Store.open(project / "runs" / "agentrl.db") as store:
-        store.controls.add(
-            only_run(store).id, "stop"
-        )  # a watcher's, too late: it is not for the next start
-    code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
-    assert code == 0 and "stop was requested before the run stopped" in said, said
+        # a watcher's, too late: it is not for the next start
+        store.controls.add(only_run(store).id, "stop")
+    said = spawn_well(project, "train", "--resume", "last", "--steps", str(STEPS))
+    assert "stop was requested before the run stopped" in said, said
     assert ending(project)["weights"] == whole["weights"]
 
 
@@ -306,18 +277,13 @@ def make(source):
 
 
 def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
-    project = write_project(
-        tmp_path, model, remote={"backend": "sampler.py:make"}, train={"steps": 3, "save_every": 1}
-    )
+    train = {"steps": 3, "save_every": 1}
+    project = write_project(tmp_path, model, remote={"backend": "sampler.py:make"}, train=train)
     (project / "sampler.py").write_text(FAULTY)
     (project / "limit").write_text("9")
-    code, text = spawn(project, "train")
-    assert code == 0, text
-    assert (
-        "the GPU failed (CUDA error: an illegal memory access was encountered); a new process resumes"
-        in text
-    )
-    with Store.open(project / "runs/agentrl.db", readonly=True) as store:
+    fault = "the GPU failed (CUDA error: an illegal memory access was encountered)"
+    assert f"{fault}; a new process resumes" in spawn_well(project, "train")
+    with opened(project) as store:
         (run,) = store.runs.all()
         assert (run.status, run.step, run.error) == ("finished", 3, "")
         kinds = [event["kind"] for event in store.journal.events(run.id)]
@@ -327,13 +293,12 @@ def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
 
 
 def test_what_is_such_a_fault() -> None:
+    first, more = "CUDA error: device-side assert triggered", "Compile with TORCH_USE_CUDA_DSA."
     lost = PolicyError("The model could not generate.")
-    lost.__cause__ = RuntimeError(
-        "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA."
-    )
-    assert device_fault(lost) == "CUDA error: device-side assert triggered"
+    lost.__cause__ = RuntimeError(f"{first}\n{more}")
+    assert device_fault(lost) == first
     for other in (
-        "CUDA out of memory. Tried to allocate 2 GiB",
+        "CUDA out of memory. Tried to allocate",
         "CUDA error: out of memory",
         "HIPPO error: none",
     ):
