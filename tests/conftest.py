@@ -60,6 +60,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tx = [given.get(spec, spec) for spec in config.option.tx]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workerinput") and config.args_source is config.ArgsSource.TESTPATHS:
+        from tests.helpers.workers import import_share
+
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        import_share(config.rootpath, number, config.workerinput["workercount"])
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)  # a tenth of a test's time went into looking for garbage

@@ -8,6 +8,10 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
+
+# What many test modules import, besides what a training does.
+PRELOADED = ["mcp", "textual.app", "textual.pilot", "agentrl_cli.tui.app"]
 
 
 def pass_on(address: str, code: str) -> None:
@@ -47,10 +51,10 @@ def fork_workers(folder: str) -> str:
     import shlex
     import threading
 
-    from tests.helpers.train import PRELOADED
+    from tests.helpers import train
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*train.PRELOADED[:-1], *PRELOADED, train.PRELOADED[-1]])
     address = os.path.join(folder, "workers")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -64,6 +68,21 @@ def fork_workers(folder: str) -> str:
 
     threading.Thread(target=serve, daemon=True).start()
     return shlex.join([sys.executable, "-IS", __file__, address])
+
+
+def import_share(root: Path, number: int, workers: int) -> None:
+    """Import one of so many parts of the test modules before the others.
+
+    pytest rewrites the asserts of each: what one worker has rewritten, the others read as bytecode.
+    """
+    import contextlib
+    import importlib
+
+    import pytest
+
+    for path in sorted(root.glob("tests/**/test_*.py"))[number::workers]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collection reports them
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 if __name__ == "__main__":
