@@ -2,12 +2,11 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from agentrl_cli.registry.plugins import PLUGINS
 from tests.helpers.core import FOLDERS, ROOT, delete_plugins
+from tests.helpers.train import spawn_code
 
 PACKAGE = ROOT / "agentrl_cli"
 NAMED = re.compile(r"agentrl_cli[./]plugins[./](\w+)")
@@ -50,9 +49,9 @@ def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
 USE = """
 import importlib, os, pkgutil, sys
 
-def load(package):
+def load(package, but="-"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and not module.name.startswith(but):
             importlib.import_module(module.name)
 
 def forget(*packages):
@@ -66,7 +65,8 @@ class Others:
 
 copy, root, *names = sys.argv[1:]
 sys.path.insert(0, root)
-load("agentrl_cli")
+forget("agentrl_cli.")
+load("agentrl_cli", but="agentrl_cli.plugins.")
 others = Others()
 sys.meta_path.insert(0, others)
 for others.one in names:
@@ -96,7 +96,6 @@ def test_each_plugin_is_imported_without_the_others_and_the_core_is_used_without
     for name in ("tasks", "sandbox", "runs"):
         (copy / name).symlink_to(ROOT / name)
     delete_plugins(copy, FOLDERS)
-    command = [sys.executable, "-P", "-c", USE, str(copy), str(ROOT), *FOLDERS]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    works = [line for line in done.stdout.splitlines() if line.startswith("works: ")]
-    assert works == [f"works: {name}" for name in (*FOLDERS, "core")], done.stderr[-4000:]
+    code, printed = spawn_code(tmp_path, USE, str(copy), str(ROOT), *FOLDERS)
+    works = [line for line in printed.splitlines() if line.startswith("works: ")]
+    assert works == [f"works: {name}" for name in (*FOLDERS, "core")] and code == 0, printed[-4000:]

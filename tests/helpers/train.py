@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import sys
+import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -261,14 +262,22 @@ def start(
     project: Path, *args: str, log: str = "output.txt", before: Callable[[], None] | None = None
 ) -> Started:
     """As `spawn`, without waiting; `log` is the file in `project` that takes what it writes."""
+    return _start(project / log, agentrl_process, str(project), str(project / log), [*args], before)
+
+
+def _start(log: Path, target: Callable[..., None], *given: object) -> Started:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    started = Started(None, project / log)
-    started.log.unlink(missing_ok=True)
-    given = (str(project), str(started.log), list(args), before)
-    started.process = context.Process(target=agentrl_process, args=given)
+    log.unlink(missing_ok=True)
+    started = Started(context.Process(target=target, args=given), log)
     started.process.start()
     return started
+
+
+def spawn_code(folder: Path, code: str, *args: str) -> tuple[int, str]:
+    """As `spawn`, a program in Python instead of a command."""
+    log = folder / "output.txt"
+    return _start(log, code_process, str(folder), str(log), code, [*args]).end()
 
 
 def set_environment(**values: str) -> None:
@@ -295,15 +304,27 @@ def agentrl_process(
     from agentrl_cli.commands import main
 
     torch.set_num_threads(1)
-    os.chdir(project)
-    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    _enter(project, log)
     if before is not None:
         before()
     sys.argv[1:] = args  # what a command starts again
     with as_program():
         sys.exit(main(args))
+
+
+def code_process(folder: str, log: str, code: str, args: list[str]) -> None:
+    _enter(folder, log)
+    sys.argv[1:] = args
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    with as_program():
+        exec(code, vars(main))
+
+
+def _enter(folder: str, log: str) -> None:
+    os.chdir(folder)
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
 
 
 @contextmanager
