@@ -22,7 +22,10 @@ from tests.helpers.gateway import MODEL, world_of
 SETTINGS = {
     **{"seed": 3, "deterministic": True, "task": {"packs": ["calc-task"]}},
     "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
-    "rollout": {"group_size": 4, "prompts_per_step": 2, "max_turns": 3, "max_new_tokens": 64},
+    "rollout": {
+        **{"group_size": 4, "prompts_per_step": 2, "concurrency": 8},
+        **{"max_turns": 3, "max_new_tokens": 64},
+    },
     "algo": {"skip": {"zero_variance": False}},
     "train": {"steps": 1, "lr": 1e-3, "eval": {"every": 0}},
 }
