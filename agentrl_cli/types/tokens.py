@@ -135,7 +135,7 @@ class Generation:
     """The tokens that could be drawn, with `Sampling.keep_support`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tokens:
     """Parallel per-token arrays of one span. NaN in the float arrays where a token was not sampled."""
 
@@ -152,6 +152,9 @@ class Tokens:
 
     given = OldAttribute("from_ids")
     sampled = OldAttribute("from_generation")
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)})"  # asyncio.run formats what its coroutine returned
 
     def __len__(self) -> int:
         return len(self.ids)
