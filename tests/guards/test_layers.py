@@ -2,11 +2,11 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.source import parsed
+from tests.helpers.source import nodes, parsed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "agentrl_cli"
@@ -64,9 +64,9 @@ def dotted(file: Path) -> str:
 MODULES = {dotted(file): file for file in FILES}
 
 
-def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import under a node; a module is named itself, not what is taken from it."""
-    for found in ast.walk(node):
+def imports(among: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import among nodes; a module is named itself, not what is taken from it."""
+    for found in among:
         if isinstance(found, ast.Import):
             yield from ((found.lineno, alias.name) for alias in found.names)
         elif isinstance(found, ast.ImportFrom):
@@ -81,7 +81,7 @@ def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
 @cache
 def own_imports(file: Path) -> list[tuple[int, str]]:
     """(line, module of this project without the package's name), late and type-only imports included."""
-    found = [(line, *name.partition(".")) for line, name in imports(parsed(PACKAGE / file))]
+    found = [(line, *name.partition(".")) for line, name in imports(nodes(PACKAGE / file))]
     return [(line, name) for line, package, _, name in found if package == "agentrl_cli"]
 
 
@@ -155,7 +155,7 @@ SEES_ALL_SETTINGS = (
 def test_rooms_get_their_part_of_the_settings() -> None:
     found = set()
     for file in FILES:
-        for node in ast.walk(parsed(PACKAGE / file)):
+        for node in nodes(PACKAGE / file):
             said = node.annotation if isinstance(node, (ast.arg, ast.AnnAssign)) else None
             first = said.left if isinstance(said, ast.BinOp) else said  # Config, Config | None
             if isinstance(first, ast.Name) and first.id == "Config":
@@ -197,7 +197,7 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         found = [
             (line, name.split(".")[0])
             for node in top_level(parsed(PACKAGE / file))
-            for line, name in imports(node)
+            for line, name in imports(ast.walk(node))
         ]
         tops = [node for node in parsed(PACKAGE / file).body if isinstance(node, ast.ImportFrom)]
         if any(node.module == "transformers" for node in tops):  # a part of it may be imported
@@ -213,5 +213,5 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
 def test_what_runs_in_the_sandbox_uses_the_standard_library_alone() -> None:
     for path in (ROOT / "sandbox").rglob("*.py"):
         siblings = {other.stem for other in (ROOT / "sandbox").rglob("*")}
-        named = {name.split(".")[0] for _, name in imports(parsed(path))}
+        named = {name.split(".")[0] for _, name in imports(nodes(path))}
         assert named - siblings <= set(sys.stdlib_module_names) | {"__future__", "sandbox"}, path

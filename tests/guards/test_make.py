@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.template import ROOT, NotFetched, fetch
+from tests.helpers.train import spawn_code
 
 TOOLS = ("sh", "make", "env", "echo", "true", "touch", "chmod")
 LINE = "sudo apt-get install -y bubblewrap"
@@ -186,9 +186,11 @@ def test_templates_are_fetched_whole_or_not_at_all(
 
 
 def test_nothing_is_fetched_or_written_by_collecting(tmp_path: Path) -> None:
-    env = {**os.environ, "HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    command += ["tests/chat/test_template_sweep.py"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "no tests" not in done.stdout
-    assert done.stdout.count("test_calls_come_back") == 155 and list(tmp_path.iterdir()) == []
+    home = tmp_path / "home"
+    home.mkdir()
+    code = "import os, sys, pytest\nos.chdir(sys.argv[1])\nos.environ.update(HOME=sys.argv[2], PIP_NO_INDEX='1')\n"
+    code += "sys.exit(pytest.main(sys.argv[3:]))"
+    words = "--collect-only -q -p no:cacheprovider tests/chat/test_template_sweep.py".split()
+    status, printed = spawn_code(tmp_path, code, str(ROOT), str(home), *words)
+    assert status == 0 and "no tests" not in printed, printed
+    assert printed.count("test_calls_come_back") == 155 and list(home.iterdir()) == []

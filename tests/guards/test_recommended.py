@@ -19,7 +19,7 @@ from agentrl_cli import AgentRLError, load_config
 from agentrl_cli.commands import commands, load_command
 from agentrl_cli.config.models import fields
 from agentrl_cli.store.filters import compile_filter
-from tests.helpers.source import parsed
+from tests.helpers.source import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = "|".join(commands())
@@ -72,15 +72,10 @@ def words_of(node: ast.AST) -> str | None:
 
 def in_code(file: Path) -> Iterator[Place]:
     """(place, text, whether it is a docstring) of each string of a Python file."""
-    tree = parsed(file)
-    loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
+    every = nodes(file)
+    loose = {id(node.value) for node in every if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in every if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in every:
         text = None if id(node) in parts else words_of(node)
         if text:
             yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", text, id(node) in loose

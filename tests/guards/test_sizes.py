@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.helpers.source import parsed
+from tests.helpers.source import nodes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("agentrl_cli", "sandbox", "tasks", "recipes")
@@ -18,7 +18,7 @@ def test_budgets() -> None:
     for file in FILES:
         if (ROOT / file).read_text(encoding="utf-8").count("\n") > 400:
             over.append(f"{file} is too long: split it where a reader would")
-        for node in ast.walk(parsed(ROOT / file)):
+        for node in nodes(ROOT / file):
             most = {ast.FunctionDef: 50, ast.AsyncFunctionDef: 50, ast.ClassDef: 250}.get(
                 type(node)
             )
@@ -39,7 +39,7 @@ SHARE = 0.035
 def test_docstrings_of_functions_begin_with_a_verb() -> None:
     nouns, functions = [], 0
     for path in sorted([*(ROOT / "agentrl_cli").rglob("*.py"), *(ROOT / "sandbox").rglob("*.py")]):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             functions += 1

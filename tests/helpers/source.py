@@ -8,3 +8,9 @@ from pathlib import Path
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file: to walk a tree takes longer than to look at what is in it."""
+    return list(ast.walk(parsed(path)))
