@@ -85,17 +85,22 @@ Compositor.render_update = _paint_pictures  # type: ignore[method-assign,assignm
 async def until_text(pilot: Pilot[Any], text: str) -> str:
     """Wait until the screen shows `text`, or has shown it as a notice, and return the whole screen."""
     app, notices = pilot.app, NOTICES.setdefault(pilot.app, [])
-    looks = itertools.count()
+    looks, seen, shown = itertools.count(), None, ""
+
+    def look(*, again: bool = False) -> str:
+        nonlocal seen, shown
+        now = app.screen._compositor
+        if again or now is not seen or now in _painted:
+            _painted.discard(now)
+            seen, shown = now, visible(app)
+        return shown
 
     def shows() -> bool:
-        if next(looks) % 25 and app.screen._compositor not in _painted:
-            return False
-        _painted.discard(app.screen._compositor)
-        return text in visible(app)
+        return text in look(again=next(looks) % 25 == 0)
 
     await until(pilot, lambda: any(text in one for one in notices) or shows())
     notices.clear()
-    return visible(pilot.app)
+    return look()
 
 
 async def press(pilot: Pilot[Any], *keys: str, then: str | Callable[[], bool]) -> str:

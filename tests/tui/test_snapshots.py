@@ -130,7 +130,8 @@ async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
     assert isinstance(app, AgentApp)
     make, keys, marker = SCREENS[name]
     await app.push_screen(make(app.reader))
-    await until_text(pilot, EARLY.get(name.partition("-")[0], "calc"))
+    if keys or not marked:
+        await until_text(pilot, EARLY.get(name.partition("-")[0], "calc"))
     await app.reader.call(lambda store: None)
     await pilot.pause()
     await pilot.press(*keys)
