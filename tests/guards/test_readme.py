@@ -18,7 +18,7 @@ def test_the_script_runs_and_the_agent_learns(
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
     for long, short in (
         ('"steps": 20', '"steps": 6'),
-        ("limits = {", 'limits = {"group_size": 4, '),
+        ("limits = {", 'limits = {"group_size": 4, "prompts_per_step": 4, '),
     ):
         assert long in code
         code = code.replace(long, short)
@@ -27,12 +27,10 @@ def test_the_script_runs_and_the_agent_learns(
     runpy.run_path("script.py", run_name="__main__")
     said = capsys.readouterr().out
     assert "library-grpo finished in" in said
-    calls = [
-        float(share)
-        for share in re.findall(r"^\d+ reward .* calls (\d\.\d\d)$", said, re.MULTILINE)
-    ]
-    assert len(calls) == 6
-    assert sum(calls[-3:]) > sum(calls[:3])
+    found = re.findall(r"^\d+ reward (\d\.\d\d) calls \d\.\d\d$", said, re.MULTILINE)
+    rewards = [float(reward) for reward in found]
+    assert len(rewards) == 6
+    assert sum(rewards[-3:]) > sum(rewards[:3])
     assert (tmp_path / "runs" / "agentrl.db").is_file()
 
 
