@@ -30,12 +30,21 @@ from tests.helpers.train import write_tokenizer
 from tests.helpers.web import served
 
 
-def test_every_check_answers(cli: Cli) -> None:
+def test_every_check_answers_and_the_minimum_of_the_project_counts(cli: Cli) -> None:
     with contextlib.suppress(OSError, UnicodeError):  # a file system may take no such names
         folder = cli.folder / os.fsdecode(b"caf\xe9")
         folder.mkdir()
         cli.folder = folder
-    checks = {row["name"]: Check(**row) for row in cli.json("doctor")}
+    weaker = sandbox_level()[0] not in (None, "docker")
+    least = "docker" if weaker else "ns"
+    (cli.folder / "agentrl.yaml").write_text(f"sandbox: {{min_level: {least}}}\n")
+    (cli.folder / "program.py").write_text("print(1)")
+    with contextlib.chdir(cli.folder):
+        starts = main(["sandbox", "run", "program.py", "--project", "."]) == 0
+        cli.capture.readouterr()
+        assert main(["doctor", "--json"]) == (0 if starts else 3)
+    found = json.loads(cli.capture.readouterr().out)
+    checks = {row["name"]: Check(**row) for row in found}
     assert list(checks) == [
         "python",
         "packages",
@@ -54,33 +63,13 @@ def test_every_check_answers(cli: Cli) -> None:
     assert store.status == "ok" and store.detail.startswith("none yet; it will be ")
     assert store.detail.endswith("/runs/agentrl.db") and f"{cli.folder}"[:-1] in store.detail
     assert all(check.fix for check in checks.values() if check.status == "fail")
-
-
-def test_the_minimum_of_the_project_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    level, *_ = sandbox_level()
-    if level in (None, "docker"):
-        pytest.skip("nothing here is weaker than docker")
-    (tmp_path / "agentrl.yaml").write_text("sandbox: {min_level: docker}\n")
-    (tmp_path / "program.py").write_text("print(1)")
-    starts = main(["sandbox", "run", str(tmp_path / "program.py"), "--project", str(tmp_path)]) == 0
-    capsys.readouterr()
-    code = main(["doctor", "--json", "--project", str(tmp_path)])
-    found = next(
-        check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox"
-    )
-    if starts:  # an engine with the image: where code runs, doctor reports it
-        assert found["status"] == "ok" and found["detail"].startswith("docker;")
-    else:
-        assert (
-            code == 3
-            and found["status"] == "fail"
-            and "sandbox.min_level is docker" in found["detail"]
-        )
-        assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(
-            " "
-        )  # it says why
+    sandbox = checks["sandbox"]
+    assert sandbox.status == ("ok" if starts else "fail"), "where code runs, doctor reports it"
+    if weaker and starts:
+        assert sandbox.detail.startswith("docker;")
+    elif weaker:
+        assert "sandbox.min_level is docker" in sandbox.detail, "it says why"
+        assert sandbox.detail.rstrip(": ") == sandbox.detail and sandbox.fix[0] != " "
 
 
 def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:

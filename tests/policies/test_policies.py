@@ -16,11 +16,10 @@ from agentrl_cli import Config, Policy, ScriptedPolicy, Store
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
-from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.remote.text import OpenAIPolicy
-from agentrl_cli.types import TOP_K, Episode, Outcome, Sampling, StopReason
+from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.remote import server, silent
@@ -214,25 +213,10 @@ def unfinished(source):
 """
 
 
-class Even:
-    """Adds the share of even ids to the reward: what the bundled model draws here is all right, or all wrong."""
-
-    def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
-        ids = rollout.tokens.ids[rollout.tokens.trained_mask]
-        return {"even": float((ids % 2 == 0).mean())}
-
-
-async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
-    model = bundled_model()
+async def test_an_outsiders_policy_trains(tmp_path: Path, model: Path) -> None:
     (tmp_path / "simple.py").write_text(OUTSIDER)
-    sections: dict[str, Any] = {
-        "remote": {"backend": "simple.py:Simple"},
-        "task": {"packs": ["echo-task"]},
-        "rollout": {"max_tokens": 400, "max_new_tokens": 6, "max_turns": 2, "temperature": 3.0},
-    }
-    async with trainer_of(
-        tmp_path, model, [Even()], adapter={"enabled": False}, **sections
-    ) as trainer:
+    remote = {"backend": "simple.py:Simple"}
+    async with trainer_of(tmp_path, model, remote=remote) as trainer:
         before = {
             name: weights.clone() for name, weights in trainer.loaded.model.state_dict().items()
         }

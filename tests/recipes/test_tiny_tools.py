@@ -18,7 +18,6 @@ import pytest
 
 from agentrl_cli import Chat, Tokenizer, load_pack
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.errors import UsageError
 from agentrl_cli.models.load import require_undamaged
 from agentrl_cli.paths import find_pack, pack_names
 from agentrl_cli.registry import load_file
@@ -81,16 +80,6 @@ def test_a_stopped_training_resumes_to_the_same_weights(trained: Path, tmp_path:
     assert (folder / "model.safetensors").read_bytes() == (
         trained / "model.safetensors"
     ).read_bytes()
-
-
-def test_only_the_number_of_steps_may_change_on_resuming(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No stopped training"):
-        train(SMALL, run(tmp_path / "none", resume=True))
-    counter = itertools.count(1)
-    assert not train(SMALL, run(tmp_path / "a", stopped=lambda: next(counter) == 1))
-    with pytest.raises(UsageError, match="another lr"):
-        train(dataclasses.replace(SMALL, lr=1.0), run(tmp_path / "a", resume=True))
-    assert train(dataclasses.replace(SMALL, steps=2), run(tmp_path / "a", resume=True))
 
 
 def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) -> None:
@@ -183,7 +172,7 @@ def test_only_what_a_model_samples_counts_in_full_and_mistakes_do_not(trained: P
     assert chat.assistant_text(Message(**mistake)) not in said
 
 
-def test_the_command_trains_and_resumes(cli: Cli) -> None:
+def test_the_command_trains_and_resumes_and_only_the_number_of_steps_may_change(cli: Cli) -> None:
     recipe = cli.folder / "a-copy"
     shutil.copytree(RECIPE, recipe)
     fields = {key: value for key, value in dataclasses.asdict(SMALL).items() if key != "extra"}
@@ -194,6 +183,8 @@ def test_the_command_trains_and_resumes(cli: Cli) -> None:
     cli("sft", "model", *own, "--steps", "2", "--resume")
     cli("sft", "new", *own, "--resume", code=2, said="No stopped training")
     cli("sft", "new", *own, "--tool-rate", "0.5", code=2, said="tool_rate")
+    (recipe / "recipe.yaml").write_text(json.dumps({**fields, "lr": 1.0}), encoding="utf-8")
+    cli("sft", "model", *own, "--steps", "3", "--resume", code=2, said="another lr")
     (recipe / "recipe.yaml").write_text("architecture: {}\nstep: 3\n", encoding="utf-8")
     cli("sft", "bad", *own, code=2, said=("recipe.yaml", "'step'"))
 

@@ -152,12 +152,14 @@ def test_commands_that_run_code_warn(tmp_path: Path, cli: Cli) -> None:
     cli("init", "code-task", "p", "--min-level", "bare")
     project = tmp_path / "p"
     (project / "mine.py").write_text(GRADED)
+    for path in (project / "data").iterdir():
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     bare = "--set sandbox.backend=bare --set sandbox.workers=1".split()
     base = "--checkpoint base --compare-to none --set model.name=scripted --limit 1".split()
     for command in (
         ["rollout", "--model", "scripted", "-n", "1"],
         ["eval", *base],
-        ["check", "code-task"],  # whose tools may find too many processes of other users
+        ["check", str(project)],  # whose tools may find too many processes of other users
         ["tools", "call", "run_python", '{"code": "1"}'],
         ["train", *SHORT.split()],
         ["rescore", "last", "--reward", f"{project / 'mine.py'}:graded"],

@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Path:
         texts = [
             "key sk-" + "ab" * 60 + " end" + " more" * 40,
             *["word " * 9] * 6,
-            ("long " * 30 + "\n") * 200,
+            ("long " * 30 + "\n") * 80,
         ]
         opened.episodes.add(episode(number, run, text) for number, text in enumerate(texts))
     return path
@@ -80,9 +80,9 @@ async def test_why_a_run_failed(store: Path) -> None:
         assert "guess" in found and "4 of 8" in found
         listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
         assert "00000000000007" in listed and "00000000000000" not in listed
-        assert "00000000000000" in (await ask("search", text="Find"))[0]
-        for text in (" end", "ab end", "b end"):  # behind a key, and in it
+        for text in (" end", "b end"):  # behind a key, and in it
             hits, _ = await ask("search", text=text)
+            assert hits.startswith("00000000000000@t1 assistant: ")
             assert "masked:api-key] end" in hits and "abab" not in hits
         whole, _ = await ask("episode", id="00000000000000")
         assert "look" in whole and "abab" not in whole

@@ -68,7 +68,7 @@ from agentrl_cli.types import (
 from tests.helpers.chat import CHAT
 from tests.helpers.processes import soon
 from tests.helpers.train import settings, write_pack
-from tests.plugins.ray.links import Play, ScriptedLink, copy_of
+from tests.plugins.ray.links import SERVICES, Play, ScriptedLink, copy_of
 
 TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
 
@@ -455,7 +455,7 @@ async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(
     tmp_path: Path,
 ) -> None:
     project = write_pack(tmp_path / "pack")
-    config = Config.model_validate(settings(tmp_path / "model", cluster={"kind": "processes"}))
+    config = Config.model_validate(settings(tmp_path / "model", cluster={"kind": SERVICES}))
     loaded = load_policy("scripted", config, base=project)
     packs: dict[str, Any] = load_packs(["."], base=project)
     with pytest.raises(ModelError, match=r"Worker 0: .*model"):

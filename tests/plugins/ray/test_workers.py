@@ -115,7 +115,7 @@ async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_han
         folder = tmp_path / "processes"
         folder.mkdir()
         (folder / "kill-1").touch()
-        (folder / "stop-2").touch()
+        (folder / f"stop-{STEPS}").touch()  # at the end: nothing waits for a third process
         async with training(folder, model, kind="processes", workers=2, patience=15) as trainer:
             await trainer.train()
             assert_same(here, outcome_of(trainer))

@@ -21,9 +21,6 @@ for family in ("chain_sum", "countdown", "syllogism", "word_sorting"):
                 world = ours.open(place)
                 same((world.say(text), ("", True)))
                 same((world.reward(), data.score_answer(answer, entry)))
-"""
-CALLED = """
-import reasoning_gym
 for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", "True"]), ("chain_sum", [])):
     data = reasoning_gym.create_dataset(family, seed=3, size=100)
     options = {"seed": 3, "size": 100}
@@ -40,6 +37,7 @@ for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", 
             same((world.call("submit", {"answer": answer}), ("", True)))
             same((world.reward(), data.score_answer(answer, entry)))
 """
+# An answer that the scorer cannot read is worth nothing.
 UNREADABLE = """
 family = worker("prime_factorization", seed=3, size=1)
 world = family.open(0)
@@ -54,16 +52,8 @@ for scores in (broken.say, lambda text: family.data.score_answer(text, family.da
 """
 
 
-def test_questions_and_scores_are_the_packages() -> None:
-    compare("reasoning-gym", "reasoning_gym", SAME)
-
-
-def test_a_call_is_scored_like_a_text_and_few_answers_are_choices() -> None:
-    compare("reasoning-gym", "reasoning_gym", CALLED)
-
-
-def test_an_answer_that_the_scorer_cannot_read_is_worth_nothing() -> None:
-    compare("reasoning-gym", "reasoning_gym", UNREADABLE)
+def test_questions_and_scores_of_texts_and_calls_are_the_packages() -> None:
+    compare("reasoning-gym", "reasoning_gym", SAME + UNREADABLE)
 
 
 async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
