@@ -13,7 +13,7 @@ from agentrl_cli import Config, Policy
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference import drafts
-from agentrl_cli.inference.attention import PrefillView, View, paged_attention
+from agentrl_cli.inference.attention import PrefillView, View, explicit_attention, paged_attention
 from agentrl_cli.inference.decode_batch import MEMBERS
 from agentrl_cli.inference.drafts import Drafts
 from agentrl_cli.inference.engine import PagedEngine, Scheduler
@@ -23,7 +23,7 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.tolerance import logp_difference
 from agentrl_cli.policies.load import make_policy
-from agentrl_cli.types import Generation, Sampling
+from agentrl_cli.types import Generation, Int32, Sampling
 from tests.helpers.local import (
     KINDS,
     VOCAB,
@@ -376,6 +376,67 @@ def test_useless_and_dear_drafts_are_not_fed() -> None:
 
 
 # --- blocks that several sequences share ---
+
+
+SHARED = 2 * BLOCK + 10
+
+
+def sequence(key: str, *, seed: int, length: int = 3 * BLOCK) -> TokenSequence:
+    """Return a sequence that begins as all others do for SHARED positions."""
+    common = np.arange(SHARED, dtype=np.int32)
+    own = np.random.default_rng(seed).integers(1000, 2000, length - SHARED, dtype=np.int32)
+    return TokenSequence(key=key, ids=np.concatenate([common, own]))
+
+
+def write(pool: BlockPool, table: list[int], ids: Int32, start: int) -> None:
+    one = torch.ones(1, 1, 1, 1)
+    for layer in range(pool.layers):
+        keys, values = pool.store(layer, one, one)
+        for position in range(start, len(ids)):
+            block, offset = table[position // BLOCK], position % BLOCK
+            keys[block, :, :, offset] = float(ids[position])
+            values[block, :, offset] = float(ids[position])
+
+
+def read(pool: BlockPool, table: list[int], count: int) -> list[int]:
+    stores = [t for t in (*pool.keys, *pool.values) if t is not None]
+    rows = [torch.cat([store[block].reshape(-1) for block in table])[:count] for store in stores]
+    assert len(rows) == 2 * pool.layers and all(row.equal(rows[0]) for row in rows)
+    return [int(value) for value in rows[0]]
+
+
+def test_a_shared_block_that_is_written_is_copied_first() -> None:
+    pool = BlockPool(2, 64)
+    cache = KVCache(pool)
+    first, second = sequence("a", seed=1), sequence("b", seed=2)
+    assert cache.begin(first) == 0
+    write(pool, first.block_table, first.ids, 0)
+    prefix = cache.add_prefix(first.ids[:SHARED])
+    assert prefix is not None
+    table = prefix[0].blocks
+    write(pool, table, first.ids[:SHARED], prefix[1])
+    # The second may use all that it shares, and must not write into the block where it parts.
+    assert cache.begin(second) == SHARED
+    assert second.block_table[:2] == table[:2] and second.block_table[2] not in table
+    assert [pool.users[block] for block in table] == [2, 2, 1]
+    write(pool, second.block_table, second.ids, SHARED)
+    assert read(pool, second.block_table, len(second.ids)) == second.ids.tolist()
+    assert read(pool, first.block_table, len(first.ids)) == first.ids.tolist()
+    assert read(pool, table, SHARED) == first.ids[:SHARED].tolist()
+    for each in (first, second):
+        cache.free(each)
+    cache.clear()
+    assert pool.used == 0
+
+
+def test_soft_cap_and_sink_by_hand() -> None:
+    q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
+    v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)
+    # Scores 0 and tanh(2) = 0.9640; a sink of 0.5 takes its share and gives nothing.
+    cap = torch.tensor([0.0, torch.tanh(torch.tensor(2.0))])
+    weights = torch.softmax(torch.cat([cap, torch.tensor([0.5])]), 0)
+    got = explicit_attention(q, k, v, mask, 1.0, 1.0, torch.tensor([0.5]).view(1, 1, 1, 1))
+    assert got.item() == pytest.approx(float(weights[0] + 3 * weights[1]), abs=1e-6)
 
 
 def test_a_block_with_one_user_is_written_where_it_is() -> None:
