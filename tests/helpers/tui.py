@@ -85,7 +85,8 @@ Compositor.render_update = _paint_pictures  # type: ignore[method-assign,assignm
 async def until_text(pilot: Pilot[Any], text: str) -> str:
     """Wait until the screen shows `text`, or has shown it as a notice, and return the whole screen."""
     app, notices = pilot.app, NOTICES.setdefault(pilot.app, [])
-    looks, seen, shown = itertools.count(), None, ""
+    looks, shown = itertools.count(), ""
+    seen: object = None
 
     def look(*, again: bool = False) -> str:
         nonlocal seen, shown
