@@ -99,12 +99,16 @@ class AuditReport:
         return self.append_only and self.stop_token_trained
 
 
-@lru_cache(8)
 def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
     """Play the probes that are among these conversations; the latest audits are kept.
 
     Never raises; if a template refuses to render anything, that is its problem.
     """
+    return _audit(chat, which)  # a cache takes audit(chat) and audit(chat, EVERY) for two calls
+
+
+@lru_cache(8)
+def _audit(chat: Chat, which: Conversations) -> AuditReport:
     problems: list[str] = []
     for name, messages, needs in _plays():
         if not needs.among(which):
