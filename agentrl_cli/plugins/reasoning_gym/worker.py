@@ -83,15 +83,9 @@ class Question:
         return self.call("submit", {"answer": answer})
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Score the answer of a call, as it is. One on which the family's scorer raises is worth 0.
-
-        A scorer that raises on the row's own answer, too, is broken: its exception masks the attempt.
-        """
-        score = self._family.data.score_answer
-        try:
-            self._score = float(score(str(arguments["answer"]), self._entry))
-        except Exception:  # noqa: BLE001 - `int` of what was to be a number, or anything else
-            score(self._entry["answer"], self._entry)
+        """Score the answer of a call, as it is. An exception of the family's own code masks the attempt."""
+        answer = str(arguments["answer"])
+        self._score = float(self._family.data.score_answer(answer, self._entry))
         return "", True
 
     def reward(self) -> float:
