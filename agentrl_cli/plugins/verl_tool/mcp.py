@@ -59,9 +59,10 @@ def mcp_server(tools: ToolServer) -> Any:
             if session not in opened:
                 opened[session] = f"{PREFIX}{new_id()}"
                 await trajectories.open(opened[session], {})
-                if request is not None:  # on stdio the server ends with its only session
-                    # Private, but all ends come by here: a client's DELETE, idleness, a crash.
-                    ends = context.session._connection.exit_stack
+                # Private, but all ends come by here: a client's DELETE, idleness, a crash. Where mcp
+                # has it no more, and on stdio, the end of the server closes what is left.
+                ends = getattr(getattr(context.session, "_connection", None), "exit_stack", None)
+                if request is not None and ends is not None:
                     ends.push_async_callback(_close, trajectories, opened, session)
             call = Call(opened[session], new_id(), params.name, params.arguments or {})
             with tools.slots(1):
