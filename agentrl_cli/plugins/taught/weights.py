@@ -92,7 +92,10 @@ class RunWeights:
         return Direction([c * (STEP / max(length, 1e-30)) for c in change], odds)
 
     def _scales(self, step: int) -> list[Tensor | float]:
-        """Return 1 / (√v + ε) of each parameter after a step; 1 for other optimizers than AdamW."""
+        """Return 1 / (√v + ε) of each parameter after a step, 0 where it has not had a gradient yet.
+
+        It is 1 for other optimizers than AdamW.
+        """
         kept = self._optimizer(step)
         state = kept.get("state", {})
         beta = kept["param_groups"][0]["betas"][1] if state and "param_groups" in kept else 0.0
@@ -102,10 +105,11 @@ class RunWeights:
         )
         if not fits:
             return [1.0] * len(self.trained)
-        return [
-            1 / ((one["exp_avg_sq"].to(p) / (1 - beta ** float(one["step"]))).sqrt() + 1e-8)
-            for one, p in zip((state[n] for n in range(len(state))), self.trained, strict=True)
+        sizes = [
+            (state[n]["exp_avg_sq"].to(p) / (1 - beta ** float(state[n]["step"]))).sqrt()
+            for n, p in enumerate(self.trained)
         ]
+        return [torch.where(size > 0, 1 / (size + 1e-8), 0.0) for size in sizes]
 
     def momentum(self, step: int) -> float:
         """Return how much of AdamW's momentum is left after a training step; 0 for other optimizers."""

@@ -87,6 +87,22 @@ def test_two_forwards_measure_the_dot_product_of_both_gradients(project: Path) -
     assert len({one.group for one in groups}) == len(groups)
 
 
+def test_a_direction_leaves_out_what_the_optimizer_has_not_moved(project: Path, cli: Cli) -> None:
+    """An adapter's B begins at zero, so A has no gradient in the first step."""
+    cli.folder = project
+    cli(*TRAIN, "--set", "adapter.enabled=true")
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = store.runs.training("last")
+        weights = RunWeights(store, run, project)
+        found = store.episodes.rows(store.episodes.ids("step:2 fact:trained", "time", run.id))
+        episode = store.episodes.get(found[0].id)
+        weights.put(1)
+        toward = weights.direction(token_segment(episode, episode.turns[-1].index, 0), 1)
+    names = [name for name, p in weights.model.named_parameters() if p.requires_grad]
+    moved = {name for name, one in zip(names, toward.change, strict=True) if one.any()}
+    assert moved == {name for name in names if "lora_B" in name}
+
+
 def test_the_command_names_groups_and_a_training_leaves_them_out(project: Path, cli: Cli) -> None:
     cli.folder = project
     id, turn = sampled(project)
