@@ -26,7 +26,7 @@ from agentrl_cli.store.display import short_runs
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.types import Episode, TrainSignals
 from agentrl_cli.types.content import content_text, data_uri
-from agentrl_cli.types.masking import mask
+from agentrl_cli.types.masking import mask, mask_text
 
 Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
 """Decodes ids one by one with the tokenizer of an episode."""
@@ -113,10 +113,12 @@ def page_object(
         "turns": _turns(episode),
     }
     clean: dict[str, Any] = mask(facts) if masked else facts
-    hidden = json.dumps(clean, default=str) != json.dumps(facts, default=str)
-    clean["masked"] = hidden
-    clean["tokens"] = None if hidden else _tokens(store, row, episode, signals, texts)
-    if clean["tokens"] is not None:  # the tokens hold the same text
+    tokens = _tokens(store, row, episode, signals, texts)
+    spelled = "".join(tokens["texts"])  # what a model thought is in no message here
+    hidden = masked and mask_text(spelled) != spelled
+    hidden |= json.dumps(clean, default=str) != json.dumps(facts, default=str)
+    clean |= {"masked": hidden, "tokens": None if hidden else tokens}
+    if not hidden:  # the tokens hold the same text
         for turn in clean["turns"]:
             turn["messages"] = []
     return clean

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,12 @@ from agentrl_cli.reports.compare import all_evals, flips, series
 from agentrl_cli.reports.diagnosis import conclude
 from agentrl_cli.reports.html import Texts
 from agentrl_cli.reports.read_evidence import read_evidence
+from agentrl_cli.reports.run_data import sort_by_rarity
 from agentrl_cli.reports.spans import of_step, waterfall_lines
 from agentrl_cli.reports.svg import Curve, chart_svg
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
-from agentrl_cli.types.content import content_text
+from agentrl_cli.store.queries import message_texts
 from agentrl_cli.types.masking import mask, mask_text
 
 SHOWN = (
@@ -95,20 +95,21 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
         f"{row['count']}× {row['name']}: {row['text']}"
         for row in store.journal.folded_alerts(run.id)
     ]
+    hide: Callable[[str], str] = mask_text if masked else str
     config = mask(dict(run.config)) if masked else run.config
     return RunReport(
         run=run,
-        verdict=_summarise(store, run, evals),
-        facts=_facts(store, run, steps),
+        verdict=hide(_summarise(store, run, evals)),
+        facts=tuple((key, hide(value)) for key, value in _facts(store, run, steps)),
         machine=tuple((key, str(value)) for key, value in machine.items()),
         pictures=tuple(_pictures(steps, evals)),
         evals=tuple(evals),
         compared=(first, last),
         flipped=tuple(line for line in tasks if line.flip),
         tasks=len(tasks),
-        samples=tuple(_samples(store, run, texts, masked)),
+        samples=tuple(_samples(store, run, texts, hide)),
         settings=tuple((key, str(value)) for key, value in flat(config).items()),
-        alerts=tuple(mask_text(text) if masked else text for text in alerts),
+        alerts=tuple(map(hide, alerts)),
         time="\n".join(waterfall_lines(of_step(store, run), 96))
         if "time/step" in (steps or [{}])[-1]
         else "",
@@ -169,9 +170,7 @@ def _summarise(store: Store, run: RunRow, evals: Sequence[EvalRow]) -> str:
     return f"{said} {change}, [{one.low:.3f}, {one.high:.3f}] to [{two.low:.3f}, {two.high:.3f}]: {overlap}."
 
 
-def _facts(
-    store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]
-) -> tuple[tuple[str, str], ...]:
+def _facts(store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     seconds = (run.ended or run.heartbeat) - run.started if run.started else 0.0
     times = sorted(value for _, value in series(steps, "seconds"))
     rows = [
@@ -186,10 +185,10 @@ def _facts(
         ("agentrl", run.version),
         ("error", run.error),
     ]
-    return tuple((key, value) for key, value in rows if value)
+    return [(key, value) for key, value in rows if value]
 
 
-def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Sample]:
+def _samples(store: Store, run: RunRow, texts: Texts, hide: Callable[[str], str]) -> list[Sample]:
     """Return the best, the worst and the oddest episode of a run."""
     rowids = store.episodes.ids(
         "-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES
@@ -205,41 +204,29 @@ def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Samp
         (why, store.episodes.row(store.episodes.resolve(why, run.id))) for why in ("best", "worst")
     ]
     seen = {row.id for _, row in chosen}
-    odd = oddest([row for row in rows if row.id not in seen])
-    if odd is not None:
-        chosen.append(("oddest", odd))
+    odd = [row for row in sort_by_rarity(rows) if row.id not in seen]
+    chosen += [("oddest", row) for row in odd[:1]]
     scale = store.signals.push_scale(run.id)
-    return [_sample(store, why, row, texts, scale, masked) for why, row in chosen]
-
-
-def oddest(rows: Sequence[EpisodeRow]) -> EpisodeRow | None:
-    """Return the episode whose flags are the rarest together: the sum of −log of each flag's share;
-    None without flags.
-    """
-    counts = Counter(flag for row in rows for flag in set(row.flags))
-
-    def rarity(row: EpisodeRow) -> float:
-        return sum(-math.log(counts[flag] / len(rows)) for flag in set(row.flags))
-
-    flagged = [row for row in rows if row.flags]
-    return max(flagged, key=lambda row: (rarity(row), row.id), default=None)
+    return [_sample(store, why, row, texts, scale, hide) for why, row in chosen]
 
 
 def _sample(
-    store: Store, why: str, row: EpisodeRow, texts: Texts, scale: float, masked: bool
+    store: Store, why: str, row: EpisodeRow, texts: Texts, scale: float, hide: Callable[[str], str]
 ) -> Sample:
+    """Return an episode by its tokens; by its messages if `hide` changes these or what the tokens spell."""
     episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
     whole = [
-        (turn.role, "\n".join(content_text(m.get("content")) for m in turn.messages))
+        (turn.role, "\n".join(text for m in turn.messages for text in message_texts(m)))
         for turn in episode.turns
     ]
-    hide: Callable[[str], str] = mask_text if masked else str
     clean = [(role, hide(text)) for role, text in whole]
+    pieces = texts(store, row, episode.tokens.ids.tolist())
+    spelled = "".join(pieces)
+    hidden = clean != whole or hide(spelled) != spelled
     turns: list[tuple[str, tuple[tuple[str, float], ...]]] = []
-    if clean != whole:
+    if hidden:
         turns = [(role, ((text, math.nan),)) for role, text in clean]
     else:
-        pieces = texts(store, row, episode.tokens.ids.tolist())
         push = (
             np.full(len(pieces), np.nan) if signals is None or not scale else signals.push / scale
         )
@@ -253,7 +240,7 @@ def _sample(
         (part.name, part.value, part.weight, hide(part.detail)) for part in episode.reward_parts
     )
     flags = tuple(hide(f"{flag.name} {flag.evidence}".strip()) for flag in find_flags(episode))
-    return Sample(why, row, parts, flags, tuple(turns), clean != whole)
+    return Sample(why, row, parts, flags, tuple(turns), hidden)
 
 
 def _merge_untrained(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -29,7 +29,7 @@ from agentrl_cli.reports.reference import (
     describe_bases,
     read_reference,
 )
-from agentrl_cli.reports.run_load import load
+from agentrl_cli.reports.run_data import load
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows

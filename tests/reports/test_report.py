@@ -1,5 +1,6 @@
 """Reports and HTML exports: what is in them, that no text of an episode becomes markup or runs; where the time goes."""
 
+import json
 import re
 import sqlite3
 import subprocess
@@ -15,9 +16,11 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
 from agentrl_cli.registry.plugins import spread_settings
-from agentrl_cli.reports.html import push_step
+from agentrl_cli.reports.html import page_object, push_step
 from agentrl_cli.reports.legend import LEGEND, RULES_TITLE, find_words
-from agentrl_cli.reports.report import make_report, oddest
+from agentrl_cli.reports.report import make_report
+from agentrl_cli.reports.report_pages import write_report
+from agentrl_cli.reports.run_data import sort_by_rarity
 from agentrl_cli.reports.spans import (
     GLYPHS,
     episode_spans,
@@ -170,6 +173,27 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
             )  # its own script did run
 
 
+def test_a_secret_in_a_thought_or_an_error_is_in_no_page(tmp_path: Path) -> None:
+    """The content of a turn has neither its thoughts nor its calls, which the tokens spell."""
+    words = demo.Words()
+    w = demo.Writer(words, 1)
+    w.given("user", "go", Origin.USER)
+    w.assistant(f"<think>{SECRET}</think>done")
+    said = replace(w.turns[1], messages=({"role": "assistant", "content": "done"},))
+    one = demo.episode(words, 1, solved=True, run_id="r")
+    one = replace(one, turns=(w.turns[0], said), tokens=w.tokens())
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("r", "run", status="failed", error=f"401 for {SECRET}"))
+        store.tokenizers.add("words", words.json(), "", {})
+        store.episodes.finish(one, tokenizer="words")
+        report = make_report(store, "run", token_texts)
+        page = page_object(store, one.id, token_texts)
+    write_report(report, tmp_path / "r.html", markdown=False)
+    text = (tmp_path / "r.html").read_text()
+    assert "401 for [masked:api-key]" in text and "was masked" in text and SECRET not in text
+    assert page["masked"] and SECRET not in json.dumps(page)
+
+
 @pytest.mark.parametrize(
     ("asked", "folder"), [("made", "made-pictures"), ("r.md", "r"), ("", "report-grpo-07")]
 )
@@ -192,8 +216,7 @@ def test_pictures_lie_beside_markdown_of_any_name(
 def test_the_oddest_has_the_rarest_flags_and_a_push_has_seven_steps(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
         rows = store.episodes.rows(store.episodes.ids("kind:train -outcome:none", "time", "run7"))
-    odd = oddest(rows)
-    assert odd is not None and odd.id == "hostile1" and oddest([]) is None
+    assert sort_by_rarity(rows)[0].id == "hostile1" and sort_by_rarity([]) == []
     assert [push_step(p) for p in (5.0, 1.0, 0.99, 1 / 64, 1 / 129, -1.0, -0.3, 0.0, float("nan"))] == [
         7, 7, 6, 1, 0, -7, -5, 0, 0,
     ]  # fmt: skip

@@ -181,7 +181,7 @@ def test_alerts_fold(tmp_path: Path) -> None:
 
 
 async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> None:
-    from agentrl_cli.reports.run_load import load
+    from agentrl_cli.reports.run_data import load
 
     # It says nothing but one token: all rewards are equal.
     model, said = write_model(tmp_path / "model", only=5), list[str]()

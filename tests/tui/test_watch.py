@@ -12,8 +12,7 @@ from textual.pilot import Pilot
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.diagnosis import diagnose, stages
-from agentrl_cli.reports.run_data import GroupRow, RunData
-from agentrl_cli.reports.run_load import load, notable_of
+from agentrl_cli.reports.run_data import GroupRow, RunData, load, notable_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.trainer.controls import CHANGEABLE
@@ -25,7 +24,7 @@ from agentrl_cli.tui.watch.overview import now_rows
 from agentrl_cli.tui.watch.page import Fold, fold_groups, load_recent
 from agentrl_cli.tui.watch.panels import head, health_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
-from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
+from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, Tokens
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.tui import (
@@ -305,6 +304,19 @@ def test_the_last_step_is_the_run_s_own(db: Path) -> None:
             store.episodes.finish(store.episodes.get(row.id).with_(reward_parts=one))
         (_, best), (_, worst) = notable_of(store, "run7", 40)["notable"][:2]
     assert best.id != worst.id and best.reward == worst.reward == 1.0
+
+
+def test_the_worst_is_that_of_the_whole_step_and_the_odd_one_has_the_rarest_flags(db: Path) -> None:
+    """The worst was that of the best 512 of a large step, the odd one any with a flag."""
+    bare = demo.episode(demo.Words(), 1, solved=True, step=40)
+    bare = bare.with_(turns=(), tokens=Tokens.empty())
+    low, odd = ((RewardPart("r", value),) for value in (-3.0, -2.0))
+    with Store.open(db) as store:
+        store.episodes.add(bare.with_(id=f"m{n}", sample=n) for n in range(600))
+        store.episodes.finish(bare.with_(id="low", reward_parts=low))
+        store.episodes.finish(bare.with_(id="odd", reward_parts=odd, flags=("LOOP", "TRUNC")))
+        found = {why: row.id for why, row in notable_of(store, "run7", 40)["notable"]}
+    assert (found["worst"], found["odd"]) == ("low", "odd")
 
 
 def test_without_a_terminal_one_line_per_step(db: Path, cli: Cli) -> None:

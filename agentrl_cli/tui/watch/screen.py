@@ -19,7 +19,7 @@ from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
 from agentrl_cli.errors import pluralise
-from agentrl_cli.reports.run_load import load, newer
+from agentrl_cli.reports.run_data import load, newer
 from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable

@@ -45,7 +45,7 @@ from agentrl_cli.plugins.ray.service import (
 from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.remote.http import Unreachable
-from agentrl_cli.reports.run_load import load
+from agentrl_cli.reports.run_data import load
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.recorder import StoreRecorder
