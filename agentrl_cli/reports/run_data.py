@@ -27,6 +27,8 @@ from agentrl_cli.types import Fact, kind_of
 Series = list[tuple[float, float]]
 """(step, value) of a metric."""
 HIDDEN = frozenset({"step", "at"})
+SILENT = 10.0
+"""Seconds after which the time of a worker's last sign of life is shown."""
 SAME = 1e-8
 """Spread of rewards below which they are equal."""
 
@@ -149,6 +151,13 @@ class RunData:
             event["data"]["lines"] for event in reversed(self.events) if event["kind"] == WAITING
         )
         return tuple(next(said, ())) if self.run.alive else ()
+
+    @property
+    def silent(self) -> tuple[float, ...]:
+        """Seconds since each worker's last sign of life, 0 if it is recent or the run has ended."""
+        least = SILENT if self.workers and self.run.alive else math.inf
+        ages = (self.read - worker.at for worker in self.workers)
+        return tuple(age if age > least else 0.0 for age in ages)
 
     @property
     def evaluating(self) -> bool:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.geometry import Size
 from textual.pilot import Pilot
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.diagnosis import diagnose, stages
 from agentrl_cli.reports.run_data import GroupRow, RunData, load, notable_of
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import RunRow, Store, WorkerRow
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.trainer.controls import CHANGEABLE
 from agentrl_cli.trainer.metrics import step_metrics
@@ -21,7 +22,8 @@ from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.watch.charts import Look, overview_charts
 from agentrl_cli.tui.watch.controls import SETTINGS, read_setting
 from agentrl_cli.tui.watch.overview import now_rows
-from agentrl_cli.tui.watch.page import Fold, fold_groups, load_recent
+from agentrl_cli.tui.watch.page import Fold, Recent, Shown, fold_groups, load_recent
+from agentrl_cli.tui.watch.pages import worker_lines
 from agentrl_cli.tui.watch.panels import head, health_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, Tokens
@@ -317,6 +319,16 @@ def test_the_worst_is_that_of_the_whole_step_and_the_odd_one_has_the_rarest_flag
         store.episodes.finish(bare.with_(id="odd", reward_parts=odd, flags=("LOOP", "TRUNC")))
         found = {why: row.id for why, row in notable_of(store, "run7", 40)["notable"]}
     assert (found["worst"], found["odd"]) == ("low", "odd")
+
+
+def test_the_silence_of_a_worker_is_shown_as_it_grows() -> None:
+    """Nothing in the store changes then: the page was not drawn again."""
+    run = RunRow("r", "r", claim="train", **asdict(Holder.of()))
+    worker = WorkerRow("r", 0, "ray", "gpu-1", 1, "ready", "r@3", 1, 2, 3, 4.0, 0, "", at=100.0)
+    found = [RunData(run, workers=(worker,), read=100.0 + age) for age in (1, 2, 30, 40)]
+    first, second, third, last = (Shown(data, Recent(), Look()).key(Size(80, 24)) for data in found)
+    assert first == second and third != last
+    assert "seen 40 s ago" in worker_lines(found[-1], 120)[2].plain
 
 
 def test_without_a_terminal_one_line_per_step(db: Path, cli: Cli) -> None:

@@ -91,7 +91,7 @@ class Shown:
         """Return a value that changes with anything a page shows: a look every second must cost little."""
         data = self.data
         newest = data.steps[-1:], data.events[-1:], data.logs[-1:], data.evals, data.alerts
-        return (*newest, len(data.steps), data.workers, data.health, data.run.config,
+        return (*newest, len(data.steps), data.workers, data.silent, data.health, data.run.config,
                 self.recent, self.look, size)  # fmt: skip
 
 

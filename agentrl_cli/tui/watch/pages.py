@@ -35,8 +35,6 @@ from agentrl_cli.tui.watch.panels import health_lines, log_lines
 
 GROUP_HEAD = 2
 """Lines above the first group."""
-SILENT = 10.0
-"""Seconds after which the time of a worker's last sign of life is shown."""
 
 
 class EpisodesPage(EpisodeList, Page):
@@ -284,12 +282,11 @@ def worker_lines(data: RunData, width: int) -> list[Text]:
     head = f"  {'':>4} {'node':<{node}} {'pid':>8} {'state':<9} {'weights':<18}"
     head += f" {'runs':>5} {'done':>8} {'tokens/s':>9} {'lost':>5}"
     lines = [line(title, width, TITLE), line(head, width, FAINT)]
-    for worker in data.workers:
+    for worker, silent in zip(data.workers, data.silent, strict=True):
         version = keep_end(worker.version, 18)  # the step is at its end
         row = f"  {worker.number:>4} {pad(clip(worker.node, node), node)} {worker.pid:>8} {worker.state:<9}"
         row += f" {version:<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
-        silent = data.read - worker.at
-        seen = f"  seen {span(silent)} ago" if data.run.alive and silent > SILENT else ""
+        seen = f"  seen {span(silent)} ago" if silent else ""
         style = BAD if worker.state == "starting" else ""
         lines.append(line(f"{row} {worker.lost:>5}{seen}", width, style))
         lines += [line(f"         {worker.error}", width, BAD)] * bool(worker.error)
