@@ -90,6 +90,14 @@ def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> N
             assert found.shape == (4,) and found.max() < len(layer.levels), layer.name
 
 
+def test_a_negative_weight_on_a_token_that_was_not_sampled_stands_out() -> None:
+    episode = Episode("e", "t", turns=(Turn(0, "user", (), 0, 3),), tokens=model_tokens([1, 1, 4]))
+    given = signals(3, weight=[0.0, -0.5, NAN])
+    view = episode_view.make_view(episode, TokenTexts(), signals=given)
+    assert episode_view.next_flagged(view, 2) == 1
+    assert any("mask bug: weight on 1" in text for _, text in view.reasons)
+
+
 def test_map_keeps_a_lone_trained_token() -> None:
     classes = np.zeros(1000, np.int8)
     classes[503] = 3
