@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import shlex
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,14 +110,14 @@ class DataOptions:
 
     def require_consistent(self, packs: bool) -> None:
         """Raise UsageError for options that do not go together."""
-        from_demonstrations = not self.stored or self.demonstrations is not None
+        of_packs = self.data is None and (not self.stored or self.demonstrations is not None)
         for wrong, text, hint in (
             (self.resume and self.recipe is None, "--resume continues a --recipe.",
              "agentrl sft OUT --recipe FOLDER --resume"),
             (self.recipe is not None and self.stored,
              "--recipe and --from-store exclude each other.", ""),
-            (self.tool_rate is not None and not from_demonstrations,
-             "--tool-rate applies to the packs' demonstrations only, not to episodes from the store.", ""),
+            (self.tool_rate is not None and not of_packs,
+             "--tool-rate applies to the packs' demonstrations only, not to episodes from the store or a file.", ""),
             (self.demonstrations is not None and not self.stored,
              "--demonstrations needs episodes from the store.", "Add --from-store or --best-of."),
             (self.data is not None and (self.stored or self.recipe is not None or packs),
@@ -185,18 +186,18 @@ def command(
     narrate(f"The model is in {out}; loss {loss:.3f}. Train it further: {further}")
 
 
-class _Losses:
-    """Reports losses to the progress bar; `mean` is over the last fifty."""
+class _Losses(Progress):
+    """A progress bar with the mean of the last fifty losses."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.step = 0
+    def __init__(self) -> None:
+        super().__init__("sft", 0)
         self.last: deque[float] = deque(maxlen=50)
 
-    def __call__(self, step: int, loss: float, seconds: float = 0.0) -> None:
-        self.step = step
+    def report(self, step: int, loss: float, seconds: float = 0.0) -> None:
+        """Show the loss of a step; a resumed training begins further on."""
+        self.done = step - 1
         self.last.append(loss)
-        self.progress.advance(f"loss {self.mean:.3f}")
+        self.advance(f"loss {self.mean:.3f}")
 
     @property
     def mean(self) -> float:
@@ -210,12 +211,11 @@ def _use_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> fl
 
     path = find_recipe(name)
     settings = load_settings(path, given)
-    with Progress("sft", 0) as progress, stop_on_signal(narrate) as stopped:
-        losses = _Losses(progress)
+    with _Losses() as losses, stop_on_signal(narrate) as stopped:
 
         def report(step: int, steps: int, loss: float) -> None:
-            progress.done, progress.total = step - 1, steps  # a resumed training begins further on
-            losses(step, loss)
+            losses.total = steps
+            losses.report(step, loss)
 
         done = use_recipe(
             RecipeRun(
@@ -229,7 +229,7 @@ def _use_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> fl
         )
     if not done:
         again = f"agentrl sft {shlex.quote(str(out))} --recipe {shlex.quote(name)} --resume"
-        narrate(f"Stopped after step {losses.step}. Continue: {again}")
+        narrate(f"Stopped after step {losses.done}. Continue: {again}")
         raise typer.Exit(130)
     return losses.mean
 
@@ -241,12 +241,11 @@ def _fine_tune(context: Context, given: dict[str, Any], out: Path, data: DataOpt
         filter = _ask_teacher(context, data.teacher, data.count, data.group)
     from agentrl_cli.sft.fine_tune import fine_tune
 
-    with Progress("sft", 0) as progress:
-        losses = _Losses(progress)
+    with _Losses() as losses:
 
-        def start(steps: int) -> _Losses:
-            progress.total = steps
-            return losses
+        def start(steps: int) -> Callable[[int, float, float], None]:
+            losses.total = steps
+            return losses.report
 
         fine_tune(
             context.config,

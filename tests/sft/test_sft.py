@@ -497,6 +497,7 @@ def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
         (["--recipe", "tiny-agent", "--model", "tiny"], "--model does nothing with --recipe"),
         (["--count", "8"], "--count and --group are of the attempts"),
         (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
+        (["--data", "x.jsonl", "--tool-rate", "0.5"], "--tool-rate"),
         (["--demonstrations", "0.5"], "needs episodes from the store"),
         (["--data", "rows.csv"], "agentrl init NAME --from rows.csv"),
         (["--data", "table"], "--data takes JSONL"),
