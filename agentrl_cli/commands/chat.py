@@ -89,17 +89,17 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
     from agentrl_cli.config.yamlfile import read_yaml
     from agentrl_cli.paths import PROJECT_FILE, find_project
 
-    if "AGENTRL_REMOTE__BACKEND" in os.environ:
-        return bool(os.environ["AGENTRL_REMOTE__BACKEND"])
     folder = find_project(override=project)
     files = [*([folder / PROJECT_FILE] if folder else []), *(config or ())]
     said = [
-        found
+        found.value
         for file in files
         for key in ("remote.backend", "remote.backend.name")
         if (found := read_yaml(file, only="remote").get(key)) is not None
     ]
-    return bool(said and said[-1].value)
+    names = ("AGENTRL_REMOTE__BACKEND", "AGENTRL_REMOTE__BACKEND__NAME")
+    said += [os.environ[name] for name in names if name in os.environ]
+    return bool(said and said[-1])
 
 
 def _find_trained(path: Path, sets: list[str] | None) -> str | None:

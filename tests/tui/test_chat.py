@@ -335,3 +335,5 @@ def test_a_project_with_a_server_talks_to_it(
     assert not _at_server(tmp_path, None) and _at_server(tmp_path, [more])
     monkeypatch.setenv("AGENTRL_REMOTE__BACKEND", "")
     assert not _at_server(tmp_path, [more])
+    monkeypatch.setenv("AGENTRL_REMOTE__BACKEND__NAME", "vllm")
+    assert _at_server(tmp_path, None)
