@@ -60,7 +60,7 @@ def print_rows(
         ):
             echo(line, painted=True)
         if dropped:
-            narrate(f"Left out for want of width: {', '.join(dropped)}. a pipe or --json has them.")
+            narrate(f"Left out for want of width: {', '.join(dropped)}. A pipe or --json has them.")
 
 
 def write_svg(

@@ -45,6 +45,20 @@ def helper(x):
     return x
 '''
 
+BOUNDED = '''
+from typing import Annotated
+
+from pydantic import Field
+
+def label(
+    days: Annotated[int, Field(lt=10)],
+    degrees: Annotated[int, Field(le=0)],
+    part: Annotated[float, Field(le=0.5)],
+) -> str:
+    """The label of a sample."""
+    return f"{days} {degrees} {part}"
+'''
+
 Init = Callable[..., tuple[int, str]]
 
 
@@ -83,6 +97,16 @@ def test_functions_become_a_pack_whose_questions_they_answer(init: Init, tmp_pat
     factor = {"km": 1000, "mile": 1609}[call["arguments"]["unit"]]
     assert len(rows) == 200 and call["result"] == str(call["arguments"]["value"] * factor)
     assert "by {unit}: value" in rows[0].prompt[-1]["content"]
+
+
+def test_drawn_numbers_keep_their_bounds(init: Init, tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text(BOUNDED)
+    code, err = init("mine", "--from", "tool.py")
+    assert code == 0 and "drawn" not in err
+    calls = [row.data["call"]["arguments"] for row in load_pack(tmp_path / "mine").tasks("train")]
+    assert len(calls) == 200 and {call["days"] for call in calls} == set(range(1, 10))
+    assert max(call["degrees"] for call in calls) <= 0
+    assert max(call["part"] for call in calls) <= 0.5
 
 
 def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> None:

@@ -75,13 +75,16 @@ def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if options:
             return _draw(name, options[0], depth + 1)
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if kind == "integer":
         low = 1 if low is None else int(low) + ("exclusiveMinimum" in schema)
-        return f"rng.randint({low}, {int(high) if high is not None else max(low, 0) + 998})"
+        high = max(low, 0) + 998 if high is None else int(high) - ("exclusiveMaximum" in schema)
+        return f"rng.randint({low if low <= high else high - 998}, {high})"
     if kind == "number":
         low = 1.0 if low is None else float(low)
-        return f"round(rng.uniform({low}, {float(high) if high is not None else max(low, 0.0) + 99.0}), 2)"
+        high = max(low, 0.0) + 99.0 if high is None else float(high)
+        return f"round(rng.uniform({low if low <= high else high - 99.0}, {high}), 2)"
     if kind == "boolean":
         return "rng.random() < 0.5"
     if kind == "array" and depth < 3:
