@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry.plugins import spread_settings
 from agentrl_cli.reports.reference import get_setting
@@ -286,7 +288,7 @@ def waterfall_lines(one: Waterfall, width: int) -> list[str]:
     shares = "  ".join(
         f"{GLYPHS[kind]} {kind} {part / whole:.0%}" for kind, part in one.totals.items()
     )
-    name = min(max((len(label) for label, _ in one.rows), default=5), 22)
+    name = min(max((cell_len(label) for label, _ in one.rows), default=5), 22)
     room = max(width - name - 14, 10)
     lines = [f"TIME {one.title}: {one.seconds:.2f} s", f" {shares}"]
     for label, spans in one.rows:
@@ -298,7 +300,6 @@ def waterfall_lines(one: Waterfall, width: int) -> list[str]:
                 min(max(int((span.start + span.seconds) / one.seconds * room), first + 1), room),
             ):
                 cells[at] = GLYPHS[span.kind] if span.kind != "rest" else "-"
-        lines.append(
-            f" {label[:name]:<{name}} │{''.join(cells)}│ {sum(span.seconds for span in spans):7.2f} s"
-        )
+        took = sum(span.seconds for span in spans)
+        lines.append(f" {set_cell_size(label, name)} │{''.join(cells)}│ {took:7.2f} s")
     return [*lines, *(f" {text}" for text in (one.advice, one.command) if text)]

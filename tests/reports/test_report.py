@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from rich.cells import cell_len
 
 from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
@@ -442,6 +443,16 @@ def test_a_step_names_the_setting_that_shortens_it(
     lines = waterfall_lines(found, 80)
     assert lines[2].count(GLYPHS["sampling"]) == int(rollout / found.seconds * 54)
     assert all(len(line) <= 80 for line in lines[2:-2])
+
+
+def test_bars_beside_chinese_labels_begin_in_one_column(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db", 12.0, 1.0, {})
+    with Store.open(tmp_path / "a.db", readonly=True) as store:
+        found = of_episode(store, store.episodes.get("e1"))
+    labels = ("查询天气", "search")
+    rows = [(label, spans) for label, (_, spans) in zip(labels, found.rows, strict=False)]
+    lines = waterfall_lines(replace(found, rows=rows), 80)[2:4]
+    assert len({cell_len(line.partition("│")[0]) for line in lines}) == 1
 
 
 def test_the_command_prints_the_same(tmp_path: Path, cli: Cli) -> None:

@@ -18,7 +18,7 @@ from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.store.journal import HEALED
 from agentrl_cli.tui.common.charts import OVER, bar, counts_line, short, span
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, line, num, wrap
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, line, num, pad, wrap
 
 TITLES = {
     "reward": "REWARD",
@@ -188,7 +188,7 @@ def part_lines(data: RunData, width: int) -> list[Text]:
     lines = [Text("REWARD PARTS (mean)", TITLE)]
     for name, value in data.reward_parts():
         fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
-        row = f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"
+        row = f" {pad(clip(name, 11), 11)} {num(value, '+.2f'):>5} {fill}"
         lines.append(Text(row[:width], BAD if value < 0 else ""))
     return lines if len(lines) > 1 else []
 
