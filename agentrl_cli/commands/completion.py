@@ -1,15 +1,16 @@
 """Completions of the shell: runs, episodes, checkpoints and settings, from the project in the working folder.
 
-Completion never fails aloud: without a readable store there is nothing to complete.
+Typer leaves out what does not begin as the word that is typed. Completion never fails aloud: without a readable store
+there is nothing to complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.paths import models_dir, pack_names
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -18,103 +19,70 @@ MOST = 50
 """Episodes that are offered: the newest."""
 
 
-def runs(incomplete: str) -> list[str]:
+def runs() -> list[str]:
     """Names of runs."""
-    with _store() as store:
-        return (
-            [run.name for run in store.runs.all() if run.name.startswith(incomplete)]
-            if store
-            else []
-        )
+    return [run.name for run in _read(lambda store: store.runs.all())]
 
 
-def packs(incomplete: str) -> list[str]:
+def packs() -> list[str]:
     """Names of the packs that ship."""
-    from agentrl_cli.paths import pack_names
-
-    return [name for name in pack_names() if name.startswith(incomplete)]
+    return pack_names()
 
 
 def filters(incomplete: str) -> list[str]:
-    """Return the filter so far, and each field that may begin its last term."""
+    """Return the filter so far, with each field that may begin its last term."""
     from agentrl_cli.store.filters import fields
 
     before, space, last = incomplete.rpartition(" ")
-    sign = "-" * last.startswith("-")
-    terms = (f"{sign}{name}:" for name in fields())
-    return [f"{before}{space}{term}" for term in terms if term.startswith(last)]
+    return [f"{before}{space}{'-' * last.startswith('-')}{name}:" for name in fields()]
 
 
-def episodes_and_runs(incomplete: str) -> list[str]:
+def episodes_and_runs() -> list[str]:
     """Ids of the newest episodes, and names of runs."""
-    return [name for name, _ in episodes(incomplete)] + runs(incomplete)
+    return [name for name, _ in episodes()] + runs()
 
 
-def episodes(incomplete: str) -> list[tuple[str, str]]:
+def episodes() -> list[tuple[str, str]]:
     """Ids of the newest episodes, with task and outcome, and the words for some of them."""
-    words = [
-        (word, "an episode") for word in ("last", "best", "worst") if word.startswith(incomplete)
-    ]
-    with _store() as store:
-        if store is None:
-            return words
-        rows = store.episodes.rows(store.episodes.ids("", "-time")[:MOST])
-        return words + [
-            (row.id, f"{row.task_id} {row.outcome}")
-            for row in rows
-            if row.id.startswith(incomplete)
-        ]
+    words = [(word, "an episode") for word in ("last", "best", "worst")]
+    rows = _read(lambda store: store.episodes.rows(store.episodes.ids("", "-time", limit=MOST)))
+    return words + [(row.id, f"{row.task_id} {row.outcome}") for row in rows]
 
 
-def checkpoints(incomplete: str) -> list[str]:
+def checkpoints() -> list[str]:
     """Names of checkpoints: best, last and base, and those of each training run."""
-    found = ["best", "last", "base"]
-    with _store() as store:
-        for run in store.runs.all() if store else ():
-            if run.kind == "train":
-                found += [f"{run.name}@best", f"{run.name}@last"]
-    return [name for name in found if name.startswith(incomplete)]
+    trained = [run for run in _read(lambda store: store.runs.all()) if run.kind == "train"]
+    named = [f"{run.name}@{which}" for run in trained for which in ("best", "last")]
+    return ["best", "last", "base", *named]
 
 
-def models(incomplete: str) -> list[str]:
+def models() -> list[str]:
     """Names of models: the bundled ones, and checkpoints."""
-    from agentrl_cli.paths import models_dir
-
     bundled = [path.parent.name for path in models_dir().glob("*/config.json")]
-    return [
-        name
-        for name in ("tiny", *bundled, *(c for c in checkpoints("") if "@" in c))
-        if name.startswith(incomplete)
-    ]
+    return ["tiny", *bundled, *(name for name in checkpoints() if "@" in name)]
 
 
-def presets(incomplete: str) -> list[str]:
+def presets() -> list[str]:
     """Names of presets."""
     from agentrl_cli.config.presets import preset_names
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    return preset_names()
 
 
-def settings(incomplete: str) -> list[tuple[str, str]]:
+def settings() -> list[tuple[str, str]]:
     """Keys of settings with `=`, and their descriptions."""
     from agentrl_cli.config.models import fields
 
-    return [
-        (f"{key}=", field.description or "")
-        for key, field in fields()
-        if key.startswith(incomplete)
-    ]
+    return [(f"{key}=", field.description or "") for key, field in fields()]
 
 
-@contextmanager
-def _store() -> Iterator[Store | None]:
+def _read(read: Callable[[Store], list[Any]]) -> list[Any]:
+    """Return the rows that `read` takes from the project's store; none if it cannot be read."""
     from agentrl_cli.commands.place import find_db
     from agentrl_cli.store import Store
 
     try:
-        store = Store.open(find_db(), readonly=True)
+        with Store.open(find_db(), readonly=True) as store:
+            return read(store)
     except AgentRLError:
-        yield None
-        return
-    with store:
-        yield store
+        return []

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from agentrl_cli import __version__
-from agentrl_cli.commands import commands, completion, load_command, main
+from agentrl_cli.commands import commands, load_command, main
 from agentrl_cli.commands.boundary import report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
 from agentrl_cli.commands.renamed import COMMANDS, OPTIONS, translate
@@ -321,26 +321,33 @@ def test_a_narrow_terminal_loses_columns_and_no_id(
     assert fit_columns(["id", "run", "task", "tags"], rows, droppable, width) == kept
 
 
+def complete(command: str, name: str, incomplete: str) -> list[str]:
+    """The words that a shell offers for a parameter of a command."""
+    found = load_command(command)
+    (parameter,) = (one for one in found.params if one.name == name)
+    return [item.value for item in parameter.shell_complete(typer.Context(found), incomplete)]
+
+
 def test_completion_of_runs_episodes_checkpoints_and_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert completion.runs("") == [] and ("last", "an episode") in completion.episodes("")
+    assert complete("watch", "run", "") == [] and "last" in complete("replay", "episode", "")
     (tmp_path / "agentrl.yaml").write_text("train: {}\n")
     with Store.open(tmp_path / "runs" / "agentrl.db") as store:
         run = store.runs.add(RunRow(id="", name="first", kind="train"))
         store.episodes.add(
             [Episode("1m82d1n8xp7zet", "t/1", run_id=run.id, outcome=Outcome.SOLVED)]
         )
-    assert completion.runs("f") == ["first"] and completion.checkpoints("first@b") == ["first@best"]
-    assert completion.episodes("1m") == [("1m82d1n8xp7zet", "t/1 solved")]
-    assert dict(completion.settings("train.l"))["train.lr="] and not completion.settings("train.zz")
-    assert completion.packs("code") == ["code-task"] and completion.episodes_and_runs("f") == [
-        "first"
-    ]
-    assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
+    assert complete("watch", "run", "f") == ["first"] == complete("show", "name", "f")
+    assert complete("eval", "checkpoint", "first@b") == ["first@best"]
+    assert complete("replay", "episode", "1m") == ["1m82d1n8xp7zet"]
+    assert "train.lr=" in complete("train", "sets", "train.l")
+    assert not complete("train", "sets", "train.zz")
+    assert complete("init", "pack", "code") == ["code-task"]
+    assert complete("ls", "filter", "flag:LOOP -rew") == ["flag:LOOP -reward:"]
     (tmp_path / "agentrl.yaml").write_text("store: [")
-    assert completion.runs("") == []
+    assert complete("watch", "run", "") == []
 
 
 OLD = {
