@@ -34,6 +34,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, describe_error
 from agentrl_cli.hooks.threads import Quit, call, is_async
@@ -60,6 +61,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
 }
 PER_EPISODE = {"on_rollout_start", "on_trace_start", "on_sample", "on_trace_end", "on_rollout_end"}
 ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
+Queue = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+"""Lets one call of a hook run at a time; a lock belongs to a loop."""
 
 HOOKS: dict[str, str | object] = {"jsonl": "agentrl_cli.hooks.loggers:JsonlLogger"}
 LOGGERS = {**HOOKS}
@@ -105,7 +108,7 @@ class HookList:
         self.hooks = tuple(hooks)
         self._calls: dict[str, list[_Method]] = {event: [] for event in EVENTS}
         for hook in self.hooks:
-            queue = _Queue()
+            queue: Queue = WeakKeyDictionary()
             for event in EVENTS:
                 function = getattr(hook, event, None)
                 if function is not None and getattr(function, "__func__", None) is not getattr(
@@ -229,30 +232,13 @@ def load_hooks(
     return HookList(made)
 
 
-class _Queue:
-    """Lets one call of a hook run at a time. Locks belong to the running loop."""
-
-    __slots__ = ("lock", "loop")
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.lock = asyncio.Lock()
-
-    def here(self) -> asyncio.Lock:
-        """Return the lock of the running loop."""
-        loop = asyncio.get_running_loop()
-        if loop is not self.loop:
-            self.loop, self.lock = loop, asyncio.Lock()
-        return self.lock
-
-
 class _Method:
     """One overridden method of one hook, with its argument names."""
 
     __slots__ = ("event", "function", "names", "owner", "positional", "queue")
 
     def __init__(
-        self, hook: object, event: str, function: Callable[..., Any], queue: _Queue
+        self, hook: object, event: str, function: Callable[..., Any], queue: Queue
     ) -> None:
         self.queue = queue
         self.owner = type(hook).__name__
@@ -293,7 +279,7 @@ class _Method:
         try:
             if is_async(self.function):
                 return await self.function(*args, **named)
-            async with self.queue.here():
+            async with self.queue.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 return await call(self.function, *args, **named)
         except SystemExit as error:
             raise EnvError(
