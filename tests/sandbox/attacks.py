@@ -18,12 +18,13 @@ from agentrl_cli.config import SandboxConfig
 from agentrl_cli.doctor.attacks import (
     PATIENCE,
     Attack,
+    Canaries,
     Verdict,
     attack,
+    canaries,
     parse_attacks,
     run_program,
 )
-from agentrl_cli.doctor.canaries import Canaries, canaries
 from agentrl_cli.sandbox import ExecResult, Sandbox, Session, grade
 
 # Seconds that one session listens before the other talks.

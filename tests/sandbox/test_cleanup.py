@@ -137,7 +137,7 @@ async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
 
 PREY = """
 import asyncio
-from agentrl_cli.doctor.canaries import canaries
+from agentrl_cli.doctor.attacks import canaries
 async def main():
     async with canaries() as prey:
         print(prey.folder, prey.process.pid, flush=True)
