@@ -1,17 +1,22 @@
-"""Run a stored episode's tool calls again, compare and grade them, and continue from its first turns."""
+"""Run a stored episode's tool calls again, compare and grade them, and continue from its first turns.
+
+The effects of a call are compared, too: files of the sandbox session and tables of a database, before and after.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl_cli.chat_session.changes import compare_worlds, read_world
-from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, as_env_error
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, ToolEnv, as_env_error
 from agentrl_cli.errors import UsageError
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.learning.advantages import episode_advantage, grpo
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.rollout.loop import LoopAttempt
@@ -28,6 +33,15 @@ from agentrl_cli.types import (
 
 CUT_MARK = "[… "
 """Start of the mark in a truncated observation (rollout.cut_text)."""
+MOST = 200
+"""Files that are looked at, and rows of a table."""
+LARGEST = 1 << 16
+"""Bytes of a file that is read; of a larger one only its size is compared."""
+SHOWN = 20
+"""Lines of a difference that are kept."""
+
+World = Mapping[str, list[str]]
+"""Files and tables by name, as lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,13 @@ class Rerun:
         """Return the lines of a unified diff of the two texts, without headers; empty if they are equal."""
         if self.before is None or self.same:
             return []
-        lines = difflib.unified_diff(
-            self.before.text.splitlines(), self.after.text.splitlines(), lineterm="", n=1
-        )
-        return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+        return diff_lines(self.before.text.splitlines(), self.after.text.splitlines(), 1)
+
+
+def diff_lines(before: Sequence[str], after: Sequence[str], around: int) -> list[str]:
+    """Return the lines of a unified diff without headers, with so many equal ones around them."""
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=around))
+    return [line for line in lines[2:] if not line.startswith("@@")]
 
 
 def same_answer(before: ToolResult, after: ToolResult) -> bool:
@@ -171,6 +188,49 @@ def _again(turn: Turn, step: Step, answers: Turn | None, calls: int) -> list[Rer
     after = ToolResult("\n".join(now), error=None if now else "silent")
     said = next(iter(before), None)
     return [Rerun(0, turn.index, "user", None, said, after)] if now or said else []
+
+
+async def read_world(env: Env) -> World:
+    """Return the files and tables that an environment holds now; none of one that keeps its state elsewhere."""
+    found: dict[str, list[str]] = {}
+    if not isinstance(env, ToolEnv):
+        return found
+    if env.context.session_factory is not None:
+        session = await env.context.session()
+        for entry in [one for one in await session.list() if one.kind == "file"][:MOST]:
+            if entry.size > LARGEST:
+                found[entry.path] = [f"{entry.size:,} bytes"]
+            else:
+                text = (await session.read(entry.path)).decode("utf-8", "replace")
+                found[entry.path] = text.splitlines()
+    for value in env.context.state.values():
+        if isinstance(value, sqlite3.Connection):
+            found |= await in_thread(read_tables, value)
+    return found
+
+
+def read_tables(connection: sqlite3.Connection) -> World:
+    """Return the first rows of every table."""
+    names = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    found: dict[str, list[str]] = {}
+    for (name,) in connection.execute(names).fetchall():
+        quoted = '"' + name.replace('"', '""') + '"'
+        with closing(connection.execute(f"SELECT * FROM {quoted} LIMIT {MOST}")) as rows:
+            found[f"table {name}"] = [" | ".join(map(str, row)) for row in rows]
+    return found
+
+
+def compare_worlds(before: World, after: World) -> Iterator[str]:
+    """Yield `new NAME`, `deleted NAME` or `changed NAME`, each with the lines that differ."""
+    for name in sorted({**before, **after}):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        yield f"{'new' if old is None else 'deleted' if new is None else 'changed'} {name}"
+        kept = diff_lines(old or [], new or [], 0)
+        yield from kept[:SHOWN]
+        if len(kept) > SHOWN:
+            yield f"… {len(kept) - SHOWN} more lines differ"
 
 
 def mark_diverged(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:

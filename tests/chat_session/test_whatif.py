@@ -10,10 +10,15 @@ import pytest
 from textual.widgets import Input
 
 from agentrl_cli import Tokenizer, ToolEnv, load_pack
-from agentrl_cli.chat_session.changes import compare_worlds
 from agentrl_cli.chat_session.child import parse
 from agentrl_cli.chat_session.open import nearest_checkpoint, open_past
-from agentrl_cli.chat_session.rerun import advantages, chain_to, rerun_calls, same_answer
+from agentrl_cli.chat_session.rerun import (
+    advantages,
+    chain_to,
+    compare_worlds,
+    rerun_calls,
+    same_answer,
+)
 from agentrl_cli.chat_session.whatif import ARGUMENTS, child_object, rerun_object, run
 from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
@@ -220,6 +225,8 @@ def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
     assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
     lines = list(compare_worlds({}, {"a": [str(n) for n in range(30)]}))
     assert len(lines) == 22 and lines[-1] == "… 10 more lines differ"
+    found = compare_worlds({"a": ["--x", "@@"]}, {"a": ["++y"]})
+    assert list(found) == ["changed a", "---x", "-@@", "+++y"]  # like headers of a diff
 
 
 async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:
