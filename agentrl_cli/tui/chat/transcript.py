@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,27 +168,21 @@ class ChatLine(TextArea):
 
     async def _on_key(self, event: events.Key) -> None:
         row = self.cursor_location[0]
-        if event.key == "enter":
-            self._take(event)
-            self.post_message(self.Submitted(self.text))
-        elif event.key in ("ctrl+j", "shift+enter", "alt+enter"):
-            self._take(event)
-            self.insert("\n")
-        elif event.key == "tab":
-            self._take(event)
-            self.post_message(self.Completion())
-        elif event.key == "up" and row == 0:
-            self._take(event)
-            self._recall(-1)
-        elif event.key == "down" and row == self.document.line_count - 1:
-            self._take(event)
-            self._recall(1)
+        actions: dict[str, Callable[[], object]] = {
+            "enter": lambda: self.post_message(self.Submitted(self.text)),
+            **dict.fromkeys(("ctrl+j", "shift+enter", "alt+enter"), lambda: self.insert("\n")),
+            "tab": lambda: self.post_message(self.Completion()),
+        }
+        if row == 0:
+            actions["up"] = lambda: self._recall(-1)
+        if row == self.document.line_count - 1:
+            actions["down"] = lambda: self._recall(1)
+        if event.key in actions:
+            event.stop()
+            event.prevent_default()
+            actions[event.key]()
         else:
             await super()._on_key(event)
-
-    def _take(self, event: events.Key) -> None:
-        event.stop()
-        event.prevent_default()
 
     def _recall(self, step: int) -> None:
         if self.typed is not None and self.typed.lines:

@@ -192,12 +192,11 @@ def right_pane(data: RunData, others: Sequence[RunData], width: int, height: int
     """
     health = panels.health_lines(data, width)
     top = any(check.level == "done" for check in data.health)
-    histogram = panels.histogram_lines(data.advantages, width) if data.advantages else []
     parts = [  # the higher the number, the earlier it is left out
         (0, [*(health if top else []), *panels.run_lines(data, width)]),
         (3, panels.time_lines(data, width)),
         (5, panels.part_lines(data, width)),
-        (4, histogram),
+        (4, panels.histogram_lines(data.advantages, width)),
         (2, panels.store_lines(data, width)),
         (0, [] if top else health),
         (1, panels.compare_lines(data, others, width)),

@@ -213,9 +213,12 @@ def health_lines(data: RunData, width: int, *, advice: bool = False) -> list[Tex
 
 
 def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
-    """Return a histogram of the last step's advantages, −2.5 to 2.5, and the share of zeros, which teach nothing."""
+    """Return a histogram of the last step's advantages, −2.5 to 2.5, and the share of zeros, which teach nothing.
+
+    No line without advantages.
+    """
     if not values:
-        return [Text("ADVANTAGE", TITLE), Text("  none yet", FAINT)]
+        return []
     bins = max(min(width - 2, 25) // 2 * 2 + 1, 5)
     zero = sum(abs(value) < 1e-6 for value in values) / len(values)
     places = (round((value + 2.5) / 5 * (bins - 1)) for value in values)
