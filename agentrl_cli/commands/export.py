@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,13 +24,8 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 
-class Kind(StrEnum):
-    """The output format."""
-
-    jsonl = "jsonl"
-    html = "html"
-    sequences = "sequences"
-    md = "md"
+FORMATS = ("jsonl", "html", "sequences", "md")
+"""The formats that need no plugin."""
 
 
 NamesArgument = Annotated[
@@ -94,22 +88,22 @@ def command(
     if report:
         idle = {"--group": group, "--no-tokens": not tokens, "--run": names and where.run}
         refuse_idle("with --report", idle)
-        if len(names or []) > 1 or format not in ("", Kind.html, Kind.md):
+        if len(names or []) > 1 or format not in ("", "html", "md"):
             raise UsageError("A report is of one run, as --format html or md.")
         run = (names or [where.run or "last"])[0]
-        return _write_report(where, run, out, format == Kind.md, (mask, force, json))
-    if format == Kind.md:
+        return _write_report(where, run, out, format == "md", (mask, force, json))
+    if format == "md":
         raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
-    if format == Kind.html and out is None:
+    if format == "html" and out is None:
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
-    if format not in ("", Kind.jsonl):
+    if format not in ("", "jsonl"):
         refuse_idle(f"with --format {format}", {"--no-tokens": not tokens})
     with where.open() as store:
         ids = _choose(store, names or [], filter, where.run_id(store), group)
-        count = _write_episodes(store, ids, out, format or Kind.jsonl, (tokens, mask))
+        count = _write_episodes(store, ids, out, format or "jsonl", (tokens, mask))
     if count is None:
         return
-    what = "sequence" if format == Kind.sequences else "episode"
+    what = "sequence" if format == "sequences" else "episode"
     if json:
         echo_json({"path": out, f"{what}s": count})
     else:
@@ -120,7 +114,7 @@ def _check_options(
     format: str, filter: str, out: Path | None, force: bool, named: bool, report: bool
 ) -> str:
     """Return the format: html if --out ends with .html. Raises UsageError for what excludes each other or exists."""
-    known = known_names("exports", dict.fromkeys(Kind, ""))
+    known = known_names("exports", dict.fromkeys(FORMATS, ""))
     if format and format not in known:
         raise NotFound.of("format", format, known)
     if filter in known:
@@ -137,7 +131,7 @@ def _check_options(
     if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
     page = not format and not report and out is not None and out.suffix.lower() in (".html", ".htm")
-    return Kind.html if page else format
+    return "html" if page else format
 
 
 def _write_episodes(
@@ -149,12 +143,12 @@ def _write_episodes(
     from agentrl_cli.tui.common.reader import token_texts
 
     tokens, masked = shown
-    if kind == Kind.html and out is not None:
+    if kind == "html" and out is not None:
         title = f"agentrl {ids[0] if len(ids) == 1 else out.stem}"
         return export_html(store, ids, out, token_texts, title=title, masked=masked)
-    if kind == Kind.jsonl:
+    if kind == "jsonl":
         lines = export_lines(store, ids, tokens=tokens, masked=masked)
-    elif kind == Kind.sequences:
+    elif kind == "sequences":
         lines = sequence_rows(store, ids, masked=masked, narrate=narrate)
     else:
         lines = resolve("exports", {}, kind)(store, ids, masked)
