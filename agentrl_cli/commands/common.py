@@ -7,7 +7,6 @@ Options (Annotated types for Typer; write `db: DbOption = None`):
     PackOption     --pack        list[str] | None ModelOption --model/-m    str | None
     SeedOption     --seed        int | None       YesOption   --yes/-y      bool
     LimitOption    --limit/-n    int | None       AgentOption --agent       str | None
-    AcceptOption --accept-changes    bool
 
 Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
@@ -24,7 +23,7 @@ Helpers:
     stop_event() -> asyncio.Event                   set by Ctrl-C and SIGTERM, in the running event loop
     is_terminal() -> bool                           both stdin and stdout are terminals, and not dumb
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
-    console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
+    console() -> rich.console.Console               colours only on a terminal, NO_COLOR respected
 
 Errors: raise an AgentRLError; `main` prints message and hint and exits with its code. Nothing heavy is imported at
 module level here: no pydantic models, no rich, no store.
@@ -110,13 +109,6 @@ ModelOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
-AcceptOption = Annotated[
-    bool,
-    typer.Option(
-        "--accept-changes",
-        help="Resume with changed rows, code or tokenizer; cut groups are replaced.",
-    ),
-]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
@@ -279,11 +271,11 @@ def confirm(question: str, *, yes: bool = False) -> bool:
     return typer.confirm(question, err=True)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a Rich console on stdout or stderr. Rich itself checks NO_COLOR and for a terminal."""
+def console() -> Console:
+    """Return a Rich console on stdout. Rich itself checks NO_COLOR and for a terminal."""
     from rich.console import Console
 
-    return Console(file=None if stderr else (_data or sys.stdout), stderr=stderr, highlight=False)
+    return Console(file=_data or sys.stdout, highlight=False)
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
