@@ -11,6 +11,7 @@ from jinja2 import Environment
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.models.load import auto_class
 from agentrl_cli.models.merge import Merged
+from agentrl_cli.reports.compare import all_evals
 from agentrl_cli.reports.svg import OPTIONS
 from agentrl_cli.store import EvalRow, RunRow, Store
 
@@ -51,14 +52,7 @@ def _facts(row: RunRow, step: int) -> dict[str, object]:
 
 def _evals(store: Store, row: RunRow, step: int) -> Sequence[EvalRow]:
     """Return the evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
-    runs = [
-        one.id
-        for one in store.runs.all()
-        if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
-    ]
-    found = [
-        one for run_id in [row.id, *runs] for one in store.runs.evals(run_id) if one.step == step
-    ]
+    found = [one for one in all_evals(store, row) if one.step == step]
     measured = [one for one in found if None not in (one.pass_rate, one.low, one.high)]
     return [one for one in measured if one.metrics.get("tools", True)]
 
