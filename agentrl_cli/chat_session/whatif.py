@@ -93,13 +93,10 @@ class Reroll(Rollout):
     def __init__(
         self, request: WhatIf, policy: Policy, chat: Chat, sandbox: Sandbox | None
     ) -> None:
-        self.request, self.past, given = request, request.past, request.given
-        packs, config, more = (
-            {self.past.pack.name: self.past.pack},
-            self.past.config,
-            given.temperature,
-        )
-        super().__init__(policy, chat, packs, config, sandbox=sandbox, temperature=more)
+        self.request, self.past = request, request.past
+        packs = {self.past.pack.name: self.past.pack}
+        more = request.given.temperature
+        super().__init__(policy, chat, packs, self.past.config, sandbox=sandbox, temperature=more)
 
     async def episode(self, job: Job) -> Episode:
         """Sample and grade one episode from the turn on."""

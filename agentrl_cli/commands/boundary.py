@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import typer
@@ -85,8 +86,6 @@ def _fail(message: str, hint: str, code: int, error: BaseException | None = None
     if hint:
         print(f"{tail}{hint}" + ("\x1b[0m" if tail else ""), file=sys.stderr)
     if error is not None and os.environ.get("AGENTRL_DEBUG"):
-        import traceback
-
         traceback.print_exception(error)
     return code
 
@@ -99,7 +98,6 @@ def _report_bug(error: BaseException) -> int:
     import platform
     import tempfile
     import time
-    import traceback
 
     from agentrl_cli.paths import find_project, runs_dir
 

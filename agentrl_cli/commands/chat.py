@@ -13,6 +13,9 @@ import typer
 
 from agentrl_cli.commands.common import (
     JsonOption,
+    console,
+    echo,
+    echo_jsonl,
     is_terminal,
     narrate,
 )
@@ -125,7 +128,6 @@ def _plain(client: ChatClient, say: list[str] | None, *, as_json: bool) -> int:
     """Chat over stdin (or the texts of `say`) and stdout, for scripts; return the exit status."""
     from rich.text import Text
 
-    from agentrl_cli.commands.common import console, echo, echo_jsonl
     from agentrl_cli.tui.chat.plain import PlainChat
     from agentrl_cli.tui.common.plain_text import STEERS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -66,8 +67,6 @@ def command(
     "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "finding": null, …}}]; spread is null if
     no rollout was made; its finding is as in `agentrl why --json`
     """
-    import asyncio
-
     refuse_idle("for packs by name", {"--model": packs and model})
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
@@ -91,8 +90,6 @@ def _try(
     context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
 ) -> dict[str, Any] | None:
     """Make rollouts of one pack, print their meaning for a training, and return it; None if no model can be loaded."""
-    import asyncio
-
     from agentrl_cli.commands.rollout import sample
     from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
     from agentrl_cli.reports.diagnosis import diagnose, first_fault, report

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import (
+    Context,
     JsonOption,
     PackOption,
     ProjectOption,
@@ -30,7 +31,6 @@ from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.commands.common import Context
     from agentrl_cli.tools import Tool
     from agentrl_cli.types import ToolResult
 

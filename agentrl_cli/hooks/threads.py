@@ -24,7 +24,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -306,7 +305,7 @@ class OwnTime:
         """Whether the body was ended by this limit."""
         return self._timeout.expired()
 
-    @contextmanager
+    @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Stop counting inside the block, where something else limits the waiting. Nests."""
         self._count()

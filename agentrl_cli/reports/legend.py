@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 
 from agentrl_cli.errors import NotFound, nearest
@@ -170,8 +171,6 @@ def plain(text: str) -> str:
 
 def legend_lines(found: Mapping[str, Mapping[str, str]], width: int) -> Iterator[str]:
     """Yield the sections as lines: each word, and its meaning wrapped beside it."""
-    import textwrap
-
     for number, (title, section) in enumerate(found.items()):
         yield from ("",) * bool(number)
         yield title
@@ -188,8 +187,6 @@ def legend_lines(found: Mapping[str, Mapping[str, str]], width: int) -> Iterator
 
 def rule_lines(width: int) -> Iterator[str]:
     """Yield the names of the diagnosis' rules as lines: their texts are long."""
-    import textwrap
-
     yield from ("", f"{RULES_TITLE}: `agentrl show --words NAME` explains one".replace("`", ""))
     names = ", ".join(dict.fromkeys(rule.name for rule in RULES))
     yield from textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ")
