@@ -45,6 +45,8 @@ IGNORED = {
     "--mcp": ("--socket", "--parser", "--done-if-invalid"),
 }
 """Option to those that do nothing beside it."""
+UNWIRED = ("--mcp", "--socket", "--journal", "--idle", "--parser", "--done-if-invalid")
+"""Options that do nothing beside a protocol of a plugin."""
 
 
 HostOption = Annotated[
@@ -118,15 +120,15 @@ def serve(
     changed = {"--host": host != HOST, "--port": port != PORT, "--idle": idle != IDLE}
     changed |= {"--parser": parser != PARSER, "--done-if-invalid": done_if_invalid}
     ways = {"--socket": socket, "--stdio": stdio, "--mcp": mcp, "--no-auth": no_auth}
-    _check_options(host, {**changed, **ways, "--allow-host": allow_host})
+    given: dict[str, object] = {**changed, **ways, "--allow-host": allow_host, "--journal": journal}
+    _check_options(host, given)
     context, wire = _open(project, config, sets)
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     names = {"localhost", host, gethostname(), *(allow_host or ())}
     where = {"host": host, "port": port, "token": secret, "names": names}
     packs = packs_of(context, pack)
     if wire:
-        if mcp or socket is not None:
-            raise UsageError(f"--{wire} goes without --mcp and --socket.")
+        refuse_idle(f"with --{wire}", {name: given[name] for name in UNWIRED})
         wired = _serve_wire(wire, context, [*packs.values()], {**where, "most": max_calls})
         return asyncio.run(wired)
     tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
@@ -280,7 +282,8 @@ async def listening(
 
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
         try:
             if socket is not None:
                 mask = os.umask(0o177)
@@ -293,12 +296,10 @@ async def listening(
         except OSError as error:
             hint = "Use another --port or --socket."
             raise UsageError(f"Cannot listen: {error.strerror or error}.", hint=hint) from error
+        if socket is not None:  # the server's own now: what had its place before is not deleted
+            stack.callback(socket.unlink, missing_ok=True)
         yield (
             f"unix:{socket.absolute()}"
             if socket is not None
             else f"http://{host}:{runner.addresses[0][1]}"
         )
-    finally:
-        await runner.cleanup()
-        if socket is not None:
-            socket.unlink(missing_ok=True)

@@ -197,10 +197,15 @@ async def test_a_seed_is_a_number() -> None:
 
 def test_what_is_missing_is_said(project: Path, cli: Cli) -> None:
     cli.folder = project
-    cli("tools", "serve", "--openenv", "--mcp", code=2, said="--openenv goes without --mcp")
+    for words, said in (
+        ("--mcp", "--mcp does nothing with --openenv"),
+        ("--journal j.db --idle 5", "--journal and --idle do nothing with --openenv"),
+        ("--parser qwen --done-if-invalid", "--parser and --done-if-invalid do nothing with --open"),
+    ):
+        cli("tools", "serve", "--openenv", *words.split(), code=2, said=said)
     if find_spec("websockets") is None:
-        words = ("init", "x", "--from", "openenv:http://127.0.0.1:9", "--python", sys.executable)
-        cli(*words, code=3, said="-m pip install websockets")
+        init = ("init", "x", "--from", "openenv:http://127.0.0.1:9", "--python", sys.executable)
+        cli(*init, code=3, said="-m pip install websockets")
     if find_spec("openenv") is None:
         said = "pip install 'agentrl-cli[openenv-server]'"
         cli("tools", "serve", "--openenv", code=3, said=said)

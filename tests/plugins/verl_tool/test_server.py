@@ -221,6 +221,18 @@ async def served(
             yield server, address
 
 
+async def test_a_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
+    from agentrl_cli.plugins.verl_tool.command import listening
+
+    (tmp_path / "notes").write_text("kept")
+    async with world(tmp_path / "j.db", [Tally().tool]) as trajectories:
+        server = ToolServer(trajectories, load_parser("hermes"), token="")
+        with pytest.raises(UsageError, match="Cannot listen"):
+            async with listening(server, "127.0.0.1", 0, tmp_path / "notes"):
+                pass
+    assert (tmp_path / "notes").read_text() == "kept"
+
+
 async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
     def draw() -> ToolResult:
         """Draw."""
