@@ -37,6 +37,8 @@ class Gym:
         import gymnasium
 
         package, self.score = config["package"], config["score"]
+        if self.score not in ("", "success"):
+            raise LookupError("score", self.score, ["success"])
         options = dict(config["options"])
         self.goal = options.pop("goal", "")
         self.id = config["task"] or package.partition("?")[0]

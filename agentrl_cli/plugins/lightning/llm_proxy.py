@@ -52,6 +52,8 @@ class LLMProxy:
         given = {
             "litellm_config": litellm_config,
             "num_retries": num_retries,
+            "num_workers": num_workers != 1,
+            "launch_mode": launch_mode != "mp",
             "launcher_args": launcher_args,
             "middlewares": middlewares,
             "callbacks": callbacks,

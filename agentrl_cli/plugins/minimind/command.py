@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import JsonOption, data_stdout, echo_json, narrate
+from agentrl_cli.commands.options import refuse_idle
 from agentrl_cli.errors import ModelError, UsageError
 from agentrl_cli.models.output_lock import writing
 
@@ -37,6 +38,7 @@ def minimind(
     JSON: {"out", "parameters"}
     """
     source, out = source.expanduser(), out.expanduser()
+    refuse_idle("where OUT is a .pth file", {"--tokenizer": out.suffix == ".pth" and tokenizer})
     if out.exists() and (out.is_file() or any(out.iterdir())) and not force:
         raise UsageError(f"{out} exists.", hint="Name another one, or use --force.")
     with data_stdout(), writing(out, "import", None):

@@ -53,6 +53,8 @@ class OpenEnv:
 
         self.connect, self.closed = connect, ConnectionClosed
         self.name, self.score = str(config["package"]).rstrip("/"), config["score"]
+        if self.score not in ("", "last"):
+            raise LookupError("score", self.score, ["last"])
         options = dict(config["options"])
         self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
         self.patience = float(options.pop("patience", PATIENCE))

@@ -22,7 +22,7 @@ from agentrl_cli.commands.common import (
     narrate,
     warn_unsafe,
 )
-from agentrl_cli.commands.options import ModelOptions
+from agentrl_cli.commands.options import ModelOptions, refuse_idle
 from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import GateNotMet
 from agentrl_cli.plugins.prompts.plan import Plan
@@ -56,6 +56,7 @@ def command(
     "reflections", "written"}; with --show {"run", "best", "candidates": [{"id", "parent_id", "scores", "parts", …}]}
     """
     if show is not None:
+        refuse_idle("with --show", {"--write": write, "--fail-under": fail_under is not None})
         return _show(find_db(work.project, work.db), show, as_json)
     plan = replace(plan, parts=plan.parts or ["system"])
     context = work.open()

@@ -6,6 +6,8 @@ import pytest
 
 from agentrl_cli import Outcome
 from agentrl_cli.commands import main
+from agentrl_cli.errors import NotFound
+from agentrl_cli.registry import resolve
 from tests.helpers.gateway import call
 from tests.helpers.programs import check_curve, compare, play_published, python_with
 
@@ -95,6 +97,13 @@ async def test_an_environment_of_the_users_file(
         assert main(["init", str(tmp_path / "q"), *given]) == 1
         read = " ".join(capsys.readouterr().err.split())
         assert f"mine.py:{line}: make" in read and text in read
+
+
+def test_a_score_that_does_not_exist_is_refused() -> None:
+    python = python_with("gym", "gymnasium")
+    made = resolve("programs", {}, "gym")("CartPole-v1", score="sucess", python=python)
+    with pytest.raises(NotFound, match="No score named .sucess."):
+        made.rows(1)
 
 
 def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(

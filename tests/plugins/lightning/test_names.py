@@ -118,6 +118,11 @@ async def test_a_proxy_off_the_loopback_answers_those_who_bring_the_token(
     assert agl.LLMProxy(model_list=[entry], store=store).as_resource().api_key is None
 
 
+def test_arguments_for_litellm_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    agl.LLMProxy(num_retries=0, num_workers=2, launch_mode="thread")
+    assert "no effect here: num_workers, launch_mode" in caplog.text
+
+
 SIDES = """
 import sys, agentrl_cli.plugins.lightning as agl
 

@@ -156,6 +156,8 @@ def test_what_cannot_be_imported_is_named(native: Path, cli: Cli) -> None:
     experts = {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}
     torch.save(experts, cli.folder / "moe.pth")
     cli("import", "minimind", "moe.pth", "x", code=2, said="mixture of experts")
+    said = "--tokenizer does nothing where OUT is a .pth file"
+    cli("import", "minimind", "moe.pth", "x.pth", "--tokenizer", "t", code=2, said=said)
     folder, about = cli.folder / "native", {"model_type": "minimind", "num_attention_heads": HEADS}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(about))

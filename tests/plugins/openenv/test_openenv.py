@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.errors import NotFound
 from agentrl_cli.plugins.openenv.agent import OpenEnv
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
@@ -343,6 +344,12 @@ def test_a_project_is_refused_with_a_sentence(
     url, python = server
     source = f"openenv:{url}/{mode}?size=2&patience=2"
     cli("init", "odd", "--from", source, "--python", python, code=1, said=said)
+
+
+def test_a_score_that_does_not_exist_is_refused() -> None:
+    python = python_with("openenv", "websockets")
+    with pytest.raises(NotFound, match="No score named .lst."):
+        OpenEnv("http://127.0.0.1:9", score="lst", python=python).rows(1)
 
 
 async def test_a_step_refused_in_an_odd_way_is_answered(

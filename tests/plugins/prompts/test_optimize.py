@@ -200,6 +200,7 @@ def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(project: Path,
         (["--part", "tools.x.description"], "better", 2, "tools.x.description"),
         (["--fail-under", "0", "--set", "eval.split=hidden"], "better", 2, "'hidden' of the pack"),
         (["--fail-under", "0", "--test-tasks", "0"], "better", 2, "--fail-under needs test tasks"),
+        (["--show", "x", "--write", "--fail-under", "0"], "better", 2, "do nothing with --show"),
     ],
 )
 def test_what_goes_wrong_is_a_sentence(
