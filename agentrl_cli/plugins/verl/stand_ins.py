@@ -7,6 +7,7 @@ other code sees a stub of `verl`. If the real verl is installed, it is used.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -22,9 +23,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from agentrl_cli.errors import DataError
 from agentrl_cli.plugins.verl import scorers
-from agentrl_cli.plugins.verl.data import RLHFDataset
 from agentrl_cli.registry import dotted_target
+from agentrl_cli.tasks.sources import Source
 
 
 class ToolResponse(BaseModel):
@@ -125,6 +127,61 @@ class BaseInteraction:
 
     async def finalize_interaction(self, *args: Any, **kwargs: Any) -> None:
         """Free the instance."""
+
+
+class RLHFDataset:
+    """verl.utils.dataset.rl_dataset.RLHFDataset: rows of files, with their messages as `raw_prompt`.
+
+    The tokenizer is None: rows are read before a model is loaded.
+    """
+
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        self.data_files = [data_files] if isinstance(data_files, str) else list(data_files)
+        self.original_data_files = list(self.data_files)
+        self.tokenizer, self.processor = tokenizer, processor
+        self.config, self.max_samples = config, max_samples
+        self.prompt_key = config.get("prompt_key", "prompt")
+        self._download()
+        self._read_files_and_tokenize()
+
+    def _download(self, use_origin_parquet: bool = False) -> None:
+        """Do nothing: files are local."""
+
+    def _read_files_and_tokenize(self) -> None:
+        rows: list[dict[str, Any]] = []
+        for file in self.data_files:
+            for number, row in Source("path", file, Path()).rows():
+                if isinstance(row, str):
+                    raise DataError(f"{file}:{number}: {row}")
+                rows.append(dict(row))
+        self.dataframe: Any = rows
+        with contextlib.suppress(ImportError):
+            import datasets
+
+            self.dataframe = datasets.Dataset.from_list(rows)
+        self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
+
+    def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
+        """Return all rows: prompts that are too long end their episodes as `too_long`."""
+        return dataframe
+
+    def _build_messages(self, example: dict[str, Any]) -> Any:
+        return example.pop(self.prompt_key)
+
+    def __len__(self) -> int:
+        return len(self.dataframe)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        row = dict(self.dataframe[item])
+        row["raw_prompt"] = self._build_messages(row)
+        return row
 
 
 def rollout_trace_op(function: Any) -> Any:
