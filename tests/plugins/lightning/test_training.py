@@ -236,13 +236,14 @@ def test_a_logger_that_is_not_installed_is_a_line(
 ) -> None:
     """Every published config has `logger: [console, wandb]`. An empty entry of sys.modules is a missing package."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    given = verl(model, logger=["console", "wandb", "jsonl"])
+    given = verl(model, logger=["console", "wandb", "swanlab", "jsonl"])
     assert agl.VERL(given).settings(10).loggers == ["jsonl"]
     [line] = [record.getMessage() for record in caplog.records if "wandb" in record.getMessage()]
     assert (
         line.endswith("The run goes on without it; pip install 'agentrl-cli[wandb]'")
         and "\n" not in line
     )
+    assert "VERL: No logger named 'swanlab'." in caplog.text
 
 
 async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path) -> None:

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_cli.config import Config, load_config
-from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.errors import EnvironmentProblem, NotFound
 from agentrl_cli.hooks import LOGGERS
 from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO
-from agentrl_cli.registry import names, resolve
+from agentrl_cli.registry import resolve
 
 _LOG = logging.getLogger(__name__)
 ACTOR, ROLLOUT, MODEL = (
@@ -114,7 +114,7 @@ class VERL(GRPO):
         self.name = str(given.get("trainer.experiment_name") or self.name)
 
     def settings(self, tasks: int) -> Config:
-        """Return the configuration; ignored keys are named in the log, and loggers that are not installed.
+        """Return the configuration; the log names ignored keys, and loggers that are not installed or known.
 
         Raises ConfigError for a value that is not valid.
         """
@@ -126,9 +126,10 @@ class VERL(GRPO):
             try:
                 resolve("loggers", LOGGERS, name)()
                 kept.append(name)
-            except (
-                EnvironmentProblem
-            ) as error:  # every published script names wandb, and the store has all of it
+            except NotFound as error:
+                _LOG.warning("VERL: %s The run goes on without it.", error.message)
+            except EnvironmentProblem as error:
+                # Every published script names wandb, and the store has all of it.
                 _LOG.warning(
                     "VERL: %s The run goes on without it; %s",
                     error.message,
@@ -196,6 +197,6 @@ def _steps(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
         out["train.save.every"] = save
     named = given.get("trainer.logger")
     loggers = [named] if isinstance(named, str) else list(named or ())
-    if known := [name for name in loggers if name in names("loggers", LOGGERS)]:
-        out["loggers"] = known
+    if wanted := [name for name in loggers if name != "console"]:  # which is always there
+        out["loggers"] = wanted
     return out
