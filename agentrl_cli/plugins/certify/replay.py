@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.evaluate.result import EvalResult, compare
 from agentrl_cli.evaluate.stats import Estimate, estimate
 from agentrl_cli.plugins.certify.subjects import Address, Here, log_probabilities
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Float32, Message, Sampling, ToolSchema
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-    from agentrl_cli.tasks import Pack
 
 PLACES, EXPLAINED, LIKELY = 8, 6, -3.0
 """Sampled tokens of a context that are compared, those that the training moved most; contexts that explain a gap; least

@@ -9,21 +9,18 @@ import asyncio
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.http import ServerError
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
-
-if TYPE_CHECKING:
-    from agentrl_cli.policies.load import Loaded
-
 
 NOT_SERVED = ("stop_strings", "bad_ids", "allow")
 """Fields of `Sampling` that `LlamaPolicy` refuses."""

@@ -13,13 +13,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, short
+from agentrl_cli.store import Store
 from agentrl_cli.store.queries import message_lines
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
 
 ANSWER = "answer"
 """The name of an act that calls no tool."""

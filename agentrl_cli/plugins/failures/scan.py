@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, EnvError, describe_error
@@ -21,11 +21,9 @@ from agentrl_cli.evaluate.stats import Z
 from agentrl_cli.hooks.threads import contain
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards.llm_client import Asked, ask
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.store.queries import message_lines
 from agentrl_cli.types import Episode
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
 
 Scanner = Callable[[Episode], Any]
 JUDGE = "Answer with the one word yes or no. {question}\n\nThe episode:\n{text}"

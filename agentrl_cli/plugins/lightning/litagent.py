@@ -36,8 +36,6 @@ class LitAgent(Generic[T]):
             text = "`trained_agents` is deprecated. Configure `agent_match` in adapter instead."
             warnings.warn(text, DeprecationWarning, stacklevel=2)
         self.trained_agents = trained_agents
-        self._trainer_ref: Any = None
-        self._runner_ref: Any = None
 
     def is_async(self) -> bool:
         """Whether any coroutine method is overridden."""

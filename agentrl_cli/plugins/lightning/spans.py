@@ -75,7 +75,7 @@ class OtelResource(BaseModel):
 
 
 class SpanCoreFields(BaseModel):
-    """A span that belongs to no attempt yet."""
+    """The fields of every span, and a span that belongs to no attempt yet."""
 
     name: str
     status: TraceStatus = TraceStatus(status_code="UNSET")
@@ -113,7 +113,7 @@ class SpanRecordingContext(SpanCoreFields):
         return SpanCoreFields(**self.model_dump(exclude={"span_id"}))
 
 
-class Span(_Open):
+class Span(_Open, SpanCoreFields):
     """A span of an attempt. Times are seconds since the epoch."""
 
     rollout_id: str
@@ -123,13 +123,8 @@ class Span(_Open):
     trace_id: str
     span_id: str
     parent_id: str | None
-    name: str
-    status: TraceStatus
-    attributes: Attributes
     events: list[Event]
     links: list[Link]
-    start_time: float | None
-    end_time: float | None
     context: SpanContext | None
     parent: SpanContext | None
     resource: OtelResource

@@ -93,7 +93,7 @@ class Trace:
 
 _TRACE: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default=None)
 _PARENT: ContextVar[str | None] = ContextVar("agentlightning_parent", default=None)
-_ACTIVE: ContextVar[Any] = ContextVar("agentlightning_tracer", default=None)
+_ACTIVE: ContextVar[Tracer | None] = ContextVar("agentlightning_tracer", default=None)
 
 
 class Tracer(ParallelWorkerBase):
@@ -246,8 +246,7 @@ def _add(core: SpanCoreFields, span_id: str = "", parent_id: str | None = None) 
 
 def get_active_tracer() -> Tracer | None:
     """Return the tracer whose trace runs; None outside."""
-    found: Tracer | None = _ACTIVE.get()
-    return found
+    return _ACTIVE.get()
 
 
 def set_active_tracer(tracer: Tracer) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from agentrl_cli.plugins.prompts.store import Prompts
+from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.charts import chart
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
-
-if TYPE_CHECKING:
-    from agentrl_cli.plugins.prompts.store import PromptRow
-    from agentrl_cli.store import RunRow, Store
 
 COLUMNS = f"  {'from':<5}{'valid':>6} {'test':>6}{'eps':>5}  candidate"
 DEEPEST = 8

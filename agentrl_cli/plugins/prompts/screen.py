@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -24,10 +24,8 @@ from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.keys import CLOSING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import join
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = (
     "j/k candidate  enter replay  e episodes  space mark for the diff  J/K scroll  ? keys  q back"

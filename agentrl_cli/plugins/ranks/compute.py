@@ -45,10 +45,9 @@ class Ranks:
 
     def receive(self) -> tuple[Any, ...]:
         """Return what rank 0 sends, whenever that is."""
-        box: list[Any] = [None]
+        box: list[tuple[Any, ...]] = [()]
         dist.broadcast_object_list(box, src=0, group=self.control)
-        found: tuple[Any, ...] = box[0]
-        return found
+        return box[0]
 
     def deal(self, parts: Sequence[T] | None = None) -> T:
         """Send one of `parts` from rank 0 to each rank."""

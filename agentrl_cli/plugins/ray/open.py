@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvironmentProblem, StoreError
@@ -16,7 +15,7 @@ from agentrl_cli.plugins.ray.pool import WorkerPool
 from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.plugins.ray.service import Following, Hello, Setup, describe_node
 from agentrl_cli.plugins.ray.settings import LINKS, ClusterConfig
-from agentrl_cli.policies.load import load_policy
+from agentrl_cli.policies.load import Loaded, load_policy
 from agentrl_cli.policies.protocols import TrainablePolicy
 from agentrl_cli.registry import resolve
 from agentrl_cli.rollout import Rollout
@@ -24,12 +23,9 @@ from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types.old_names import adopt_override
-
-if TYPE_CHECKING:
-    from agentrl_cli.policies.load import Loaded
-    from agentrl_cli.store import Store
 
 NETWORK = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p lustre ceph glusterfs afs beegfs gpfs fuse.sshfs".split()

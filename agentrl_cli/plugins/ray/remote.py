@@ -43,11 +43,9 @@ class Link(Protocol):
 
     async def receive(self) -> Sequence[Message]:
         """Return the next messages, at least one."""
-        ...
 
     async def kill(self) -> str:
         """End the worker at once. Returns the last line that it wrote, for people."""
-        ...
 
 
 @dataclass(eq=False)

@@ -13,11 +13,11 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.drift import Drift
@@ -25,6 +25,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, NotFound, RunFailed, device_fault
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
+from agentrl_cli.policies.load import Loaded, load_policy
 from agentrl_cli.policies.protocols import Published, TrainablePolicy, require_trainable
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.job import Job
@@ -33,9 +34,6 @@ from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.store.codec import dumps, loads
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import AgentState, Episode, Tokens, ToolResult, Turn
-
-if TYPE_CHECKING:
-    from agentrl_cli.policies.load import Loaded
 
 Message = tuple[int, str, Any]
 """From a worker: the number of a call, `done`, `failed`, `beat` or a method of Recorder, its value or arguments."""
@@ -92,15 +90,15 @@ class Relay(Recorder):
         self.emit((self.number, name, values))
 
 
+@dataclass(eq=False)
 class Delivery:
     """A call's episode as it arrives: recorded at once, and assembled."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
-        self.recorder = recorder
-        self.episode_id = ""
-        """Empty before it has begun, and once it has ended."""
-        self.turns: dict[int, tuple[Turn, Tokens]] = {}
-        self.ended: Episode | None = None
+    recorder: Recorder | None
+    episode_id: str = ""
+    """Empty before it has begun, and once it has ended."""
+    turns: dict[int, tuple[Turn, Tokens]] = field(default_factory=dict)
+    ended: Episode | None = None
 
     def take(self, name: str, *values: Any) -> None:
         """Record one message of the call's Relay."""
@@ -164,7 +162,6 @@ class Following(Protocol):
 
     def last_published(self) -> Published:
         """Return the weights of the last `publish`."""
-        ...
 
     async def hold(self) -> None:
         """Wait for running turns and let none begin until `adopt`."""
@@ -189,8 +186,6 @@ def describe_node(packs: Mapping[str, Pack]) -> Hello:
 def open_policy(setup: Setup) -> Loaded:
     """Return the worker's own copy of the model, ready to sample."""
     import torch
-
-    from agentrl_cli.policies.load import load_policy
 
     if setup.threads:
         torch.set_num_threads(setup.threads)

@@ -40,14 +40,13 @@ TRIES = 3
 """Times that a request is sent whose answers are unusable."""
 
 
+@dataclass(frozen=True)
 class RemoteServer:
-    """A connection to a tool server: JSON over HTTP or a Unix socket, with retries."""
+    """A connection to a tool server: JSON over HTTP or a Unix socket, with retries. `connect` makes one."""
 
-    def __init__(self, session: ClientSession, base: str, patience: float) -> None:
-        """Use `connect` to make one."""
-        self._session = session
-        self._base = base
-        self.patience = patience
+    _session: ClientSession
+    _base: str
+    patience: float
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the answer to an idempotent request, as JSON. Raises EnvError if none arrives in time."""

@@ -43,8 +43,8 @@ class Call:
 @dataclass
 class _Live:
     env: ToolEnv
+    ready: asyncio.Task[None]
     used: float = 0.0
-    ready: asyncio.Task[None] | None = None
     running: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -182,10 +182,9 @@ class Trajectories:
             wants = {"episode_seed": seed, **self._sessions.get(name, {})}
             session = partial(opener, **wants) if opener is not None else None
             env = tool_env(self._limits, tools, task, open_session=session, seed=seed, late=True)
-            live = self._live[trajectory] = _Live(env)
-            live.ready = asyncio.create_task(self._start(live, task))
+            started = asyncio.create_task(self._start(env, task))
+            live = self._live[trajectory] = _Live(env, started)
         live.used = time.monotonic()
-        assert live.ready is not None
         try:
             await asyncio.shield(live.ready)
         except AgentRLError:
@@ -195,23 +194,23 @@ class Trajectories:
             raise
         return live
 
-    async def _start(self, live: _Live, task: Task) -> None:
+    async def _start(self, env: ToolEnv, task: Task) -> None:
         """Creates the tools' states, then replays the journal."""
         try:
-            await live.env.reset(task)
+            await env.reset(task)
         except Exception as error:
             raise as_env_error(error) from error
         for number, entry in enumerate(self.journal.calls(task.id)):
             assert entry.result is not None
-            if (tool := live.env.tools.get(entry.name)) is None:
+            if (tool := env.tools.get(entry.name)) is None:
                 raise EnvError(
                     f"The state of {task.id} could not be rebuilt: {entry.name} is not served any more.",
                     hint="Start the server with the same packs.",
                 )
             if tool.external or tool.pure:
-                live.env.context.state.update(entry.result["state"])
+                env.context.state.update(entry.result["state"])
                 continue
-            again = await live.env.call(_tool_call(entry.name, entry.arguments))
+            again = await env.call(_tool_call(entry.name, entry.arguments))
             was = entry.result["result"]
             if (again.text, again.error) != (was["text"], was["error"]):
                 raise EnvError(
@@ -258,7 +257,6 @@ class Trajectories:
         live = self._live.pop(trajectory, None)
         if live is None:
             return
-        assert live.ready is not None
         await asyncio.gather(live.ready, *live.running.values(), return_exceptions=True)
         await live.env.close()
 

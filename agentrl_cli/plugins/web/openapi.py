@@ -16,16 +16,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
+
+import httpx2
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
-
-if TYPE_CHECKING:
-    import httpx2
 
 KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
 DEEPEST = 12
@@ -75,8 +74,6 @@ class OpenApiTool(Tool):
         }
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
-        import httpx2
-
         path = self.operation.path
         headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
         if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):

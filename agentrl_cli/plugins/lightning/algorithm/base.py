@@ -11,10 +11,9 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from agentrl_cli.agents.gateway.messages import arguments_of
 from agentrl_cli.plugins.lightning.adapter import TraceToMessages
@@ -183,11 +182,7 @@ def rows(dataset: Any, most: int | None = None) -> list[Any]:
 
 def plain(item: Any) -> Any:
     """Return an item as JSON can hold it, for the store; other values become text."""
-    if isinstance(item, BaseModel):
-        item = item.model_dump()
-    elif is_dataclass(item) and not isinstance(item, type):
-        item = asdict(item)
-    return json.loads(json.dumps(item, default=str))
+    return to_jsonable_python(item, fallback=str, bytes_mode="base64")
 
 
 T = TypeVar("T")
