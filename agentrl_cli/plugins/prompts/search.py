@@ -59,8 +59,8 @@ class Trials(Protocol[T_contra]):
     def narrate(self, text: str, /) -> None:
         """Report a line to people."""
 
-    def add(self, parts: Parts, parent: Parts | None) -> str:
-        """Keep a candidate. Returns its id."""
+    def add(self, parts: Parts, parent: Parts | None) -> None:
+        """Keep a candidate."""
 
     async def ask(self, prompt: str) -> str:
         """Return the answer of the model that reads attempts."""
@@ -139,14 +139,11 @@ class Search:
 
     # --- candidates --------------------------------------------------------------------------------------------------
 
-    def add(self, parts: Parts, parent: Parts | None) -> str:
-        """Store a candidate. Returns its id."""
-        found = id_of(parts)
+    def add(self, parts: Parts, parent: Parts | None) -> None:
+        """Store a candidate."""
         above = None if parent is None else id_of(parent)
-        Prompts(self.store).add(
-            PromptRow(self.run.id, found, above, self.origin if parent else "seed", parts)
-        )
-        return found
+        origin = self.origin if parent else "seed"
+        Prompts(self.store).add(PromptRow(self.run.id, id_of(parts), above, origin, parts))
 
     async def ask(self, prompt: str) -> str:
         """Return the reflection model's answer. The n-th time that a prompt is asked, its n-th answer is stored."""

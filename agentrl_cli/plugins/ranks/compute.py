@@ -274,16 +274,12 @@ def follow(local: Replica) -> None:
         name, *arguments = ranks.receive()
         if name == "close":
             return
-        if name == "share":
-            local.share()
-        elif name == "state":
-            local.state()
+        if name in ("share", "state", "end"):
+            getattr(local, name)()
         elif name == "begin":
             lr, seed = arguments
             torch.manual_seed(seed + ranks.rank)  # of an adapter's dropout
             local.begin(lr)
-        elif name == "end":
-            local.end()
         elif name == "forward":
             ranks.collect(local.forward(ranks.deal(), **arguments[0]))
         elif name == "step":

@@ -64,7 +64,6 @@ class Trace:
     source: Any
     """What it was read from: equal sources are one episode."""
     paths: list[list[Said]] = field(default_factory=list)
-    task: str = ""
     agent: str = ""
     reward: float | None = None
     error: str = ""
@@ -117,7 +116,7 @@ def episode_of(trace: Trace) -> Episode:
     rewards = () if trace.reward is None else (RewardPart("trace", trace.reward, primary=True),)
     return Episode(
         short_hash(trace.source),
-        trace.task or f"t-{short_hash(trace.ask())}",
+        f"t-{short_hash(trace.ask())}",
         pack=PACK,
         family=trace.agent,
         kind=KIND,

@@ -268,8 +268,8 @@ class APO(Algorithm, Generic[T]):
     def narrate(self, text: str) -> None:
         _LOG.info("[APO] %s", text)
 
-    def add(self, parts: Parts, parent: Parts | None) -> str:
-        return _id_of(parts)
+    def add(self, parts: Parts, parent: Parts | None) -> None:
+        """Do nothing: a candidate is a version of the resources from its first trial on."""
 
     def _template_of(self, parts: Parts) -> PromptTemplate:
         return self._template.model_copy(update={"template": parts[self._name]})
