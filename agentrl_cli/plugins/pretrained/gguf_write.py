@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from agentrl_cli.commands.common import warn
+from agentrl_cli.commands.options import refuse_idle
 from agentrl_cli.errors import ModelError, UsageError
 from agentrl_cli.errors import writing as disk_writing
 from agentrl_cli.plugins.pretrained.gguf_file import require_reader
@@ -126,6 +127,7 @@ def settings_of(
     if gguf_type not in TYPES:
         raise UsageError(f"Unknown --gguf-type {gguf_type}.", hint=f"Choose {', '.join(TYPES)}.")
     if not gguf:
+        refuse_idle("without --gguf", {"--gguf-type": gguf_type != TYPES[0]})
         return {"gguf": None}
     require_reader()
     return {"gguf": gguf_type}

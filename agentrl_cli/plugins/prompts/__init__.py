@@ -14,7 +14,7 @@ OFFERS = {
     },
     "examples": {
         "optimize": (
-            "agentrl optimize --reflect-with http://127.0.0.1:8000/v1",
+            "agentrl optimize --reflect-with http://127.0.0.1:8000/v1 --reflect-model NAME",
             "agentrl optimize --method apo --reflect-with reflect.py:answer --budget 400 --write",
         )
     },

@@ -58,6 +58,14 @@ def command(
     if show is not None:
         refuse_idle("with --show", {"--write": write, "--fail-under": fail_under is not None})
         return _show(find_db(work.project, work.db), show, as_json)
+    if plan.method == "gepa":
+        idle = {
+            f"--{n}": getattr(plan, n) != getattr(Plan, n) for n in ("beam", "branch", "rounds")
+        }
+        refuse_idle("with --method gepa", idle)
+    if not plan.reflect_with.startswith(("http://", "https://")):
+        where = "without an address in --reflect-with"
+        refuse_idle(where, {"--reflect-model": plan.reflect_model})
     plan = replace(plan, parts=plan.parts or ["system"])
     context = work.open()
     with data_stdout():

@@ -313,6 +313,8 @@ def test_llama_cpp_cuts_texts_alike_and_continues_with_the_same_tokens(
 def test_other_types_architectures_and_positions_are_refused_with_words(cli: Cli) -> None:
     said = "Choose f16, bf16, f32, q8_0"
     cli("merge", "tiny", "a", "--gguf", "--gguf-type", "q9", code=2, said=said)
+    idle = "--gguf-type does nothing without --gguf"
+    cli("merge", "tiny", "a", "--gguf-type", "q8_0", code=2, said=idle)
     assert not list(cli.folder.iterdir())
     source = folder_of("Qwen3", cli.folder / "model")
     config = json.loads((source / "config.json").read_text())
