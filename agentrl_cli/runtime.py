@@ -25,8 +25,8 @@ from agentrl_cli.tasks import Pack
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
-    from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.policies.protocols import Policy
     from agentrl_cli.rollout import Rollout
     from agentrl_cli.rollout.context import Workers
     from agentrl_cli.sandbox import Sandbox

@@ -28,7 +28,8 @@ from agentrl_cli.errors import (
     UsageError,
 )
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
-from agentrl_cli.policies import Policy, backend_name
+from agentrl_cli.policies import backend_name
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.remote.http import Endpoint, RemotePolicy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl_cli.policies.protocols import (
-    Backend,
-    MessagePolicy,
-    OnToken,
-    Policy,
-    PolicySource,
-    TrainablePolicy,
-    generation,
-    require_trainable,
-)
-
 if TYPE_CHECKING:
     from agentrl_cli.config.remote import RemoteConfig
 
@@ -35,17 +24,3 @@ def backend_name(spec: str | None, model: str, remote: RemoteConfig) -> str:
     if (spec or model) == "scripted":
         return "scripted"
     return remote.backend.name if remote.backend.name and spec in (None, model) else "local"
-
-
-__all__ = [
-    "POLICIES",
-    "Backend",
-    "MessagePolicy",
-    "OnToken",
-    "Policy",
-    "PolicySource",
-    "TrainablePolicy",
-    "backend_name",
-    "generation",
-    "require_trainable",
-]

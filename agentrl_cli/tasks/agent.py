@@ -60,7 +60,7 @@ class AgentSpec:
     """A pack's settings of its agent."""
 
     kind: str
-    """function, command or remote: a key of `agents.runners.RUNNERS`."""
+    """function, command or remote: a key of `agents.runners.attempt.RUNNERS`."""
     folder: Path
     """Where its relative paths start."""
     function: Annotated[str, AfterValidator(_check_function)] = ""

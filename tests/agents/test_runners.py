@@ -15,7 +15,8 @@ import httpx2
 import pytest
 
 from agentrl_cli import Config, ScriptedPolicy, Store
-from agentrl_cli.agents.runners import AgentRollout, emit_reward
+from agentrl_cli.agents import emit_reward
+from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.agents.runners.command import last_reward
 from agentrl_cli.agents.runners.server import EpisodeServer

@@ -16,8 +16,8 @@ from agentrl_cli import Config, Policy, ScriptedPolicy, Store
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
-from agentrl_cli.policies import require_trainable
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play, what_if
@@ -151,7 +151,7 @@ import time
 import numpy as np
 import torch
 
-from agentrl_cli.policies import generation
+from agentrl_cli.policies.protocols import generation
 from agentrl_cli.types import StopReason
 
 

@@ -3,11 +3,9 @@
 `base.py` has the arguments and results of runners, and runs agents that are functions; `command.py` runs programs, and
 ends all that one started, also if this process is killed; `server.py` serves the model on a loopback address,
 `policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it all. A kind of agent
-is added as a file here and a line in RUNNERS.
+is added as a file here and a line in `attempt.RUNNERS`.
 """
 
-from agentrl_cli.agents.emit import AgentCall, emit_reward
-from agentrl_cli.agents.runners.attempt import RUNNERS, AgentAttempt, AgentRollout
-from agentrl_cli.agents.runners.base import Ended, Runner
+from agentrl_cli.agents.runners.attempt import AgentRollout
 
-__all__ = ["RUNNERS", "AgentAttempt", "AgentCall", "AgentRollout", "Ended", "Runner", "emit_reward"]
+__all__ = ["AgentRollout"]

@@ -25,7 +25,7 @@ from agentrl_cli.plugins.engines.policy import HttpPolicy
 from agentrl_cli.plugins.engines.server import KEY, install, run_server
 from agentrl_cli.plugins.engines.servers import Servers
 from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM, sampling_fields
-from agentrl_cli.policies import require_trainable
+from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.types import Generation, Sampling, StopReason
 from tests.helpers.chat import BYTES
