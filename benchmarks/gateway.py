@@ -54,7 +54,7 @@ async def soak(requests: int, sessions: int, killed: float) -> dict[str, Any]:
         return Session(key, chat, policy, Sampling(), Limits(16000, 100))
 
     def ended(session: Session, trace: Trace, reward: float | None) -> None:
-        traces.append((session.key, trace.calls, trace.forks, trace.replayed, len(trace.turns)))
+        traces.append((session.key, trace.calls, trace.forks, session.replayed, len(trace.turns)))
         if len(traces) % 50 == 0:
             memory.append(_rss())
 

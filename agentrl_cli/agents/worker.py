@@ -61,7 +61,7 @@ def play(address: str, function: Callable[..., Any], given: dict[str, Any]) -> N
         # A training refuses it, and would wait for another end until the lease is over.
         if not math.isfinite(end.get("reward", 0.0)):
             raise ValueError(f"{answer!r} is not a reward: a finite number is")
-    except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
+    except BaseException as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
         end = {"error": "\n".join(f"{type(one).__name__}: {one}" for one in causes(error))}
     over.set()
     try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,16 +100,20 @@ def check_episode(
     chat: Chat,
     tools: Tools = None,
     *,
-    others: Mapping[int, Tools] = MappingProxyType({}),
+    contexts: Mapping[int, Tools] | None = None,
 ) -> list[Drift]:
     """Compare a finished episode with one rendering of its whole conversation: a Drift per block that differs.
 
     An episode may end before the template's text does: that is not drift. Each branch is a conversation of its own;
-    what several share is reported once. `others`: tools of the contexts that have other ones, by their first turn.
+    what several share is reported once. `contexts`: if they differ in their tools, or some are not to be compared, the
+    tools of those that are, by their first turn.
     """
     found: dict[tuple[str, int, int], Drift] = {}
     for branch in episode.sequences:
-        own = others.get(branch.turns[0], tools) if branch.turns else tools
+        first = next(iter(branch.turns), -1)
+        if contexts is not None and first not in contexts:
+            continue
+        own = tools if contexts is None else contexts[first]
         for drift in _check_chain(episode.chain(branch), chat, own):
             turn, position = (
                 _number_in_episode(branch.turns, drift.turn),

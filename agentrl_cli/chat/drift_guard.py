@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import MappingProxyType
 
 from agentrl_cli.chat.audit import audit
 from agentrl_cli.chat.drift import Drift, check_delta, check_episode
@@ -72,14 +71,13 @@ class DriftGuard:
         return all(drift.kind != "structural" for drift in found)
 
     def end(
-        self, episode: Episode, others: Mapping[int, Tools] = MappingProxyType({})
+        self, episode: Episode, contexts: Mapping[int, Tools] | None = None
     ) -> list[Drift]:
-        """Check the whole episode. Returns drifts that no turn had, and adds them to `found`.
-
-        `others`: tools of the contexts that have other ones than the first, by the index of their first turn.
+        """Check the whole episode. Returns drifts that no turn had, and adds them to `found`; `contexts`: see
+        `check_episode`.
         """
         known = {(drift.kind, drift.turn) for drift in self.found}
-        found = check_episode(episode, self.chat, self.tools, others=others)
+        found = check_episode(episode, self.chat, self.tools, contexts=contexts)
         if self.chat.append_only and not audit(self.chat).append_only:
             found = [_accept(drift) for drift in found]
         found = [drift for drift in found if (drift.kind, drift.turn) not in known]

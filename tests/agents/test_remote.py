@@ -173,6 +173,10 @@ def odd(question): ...
 def endless(task, base_url, api_key):
     ask(task, base_url, api_key)
     return float("inf")
+
+def leaves(task, base_url, api_key):
+    ask(task, base_url, api_key)
+    sys.exit("no more money")
 """
 
 
@@ -207,11 +211,17 @@ async def working(folder: Path, words: str) -> AsyncIterator[asyncio.subprocess.
     await process.communicate()
 
 
-async def test_the_worker_reports_a_reward_that_is_not_a_finite_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error"), [("endless", "inf is not a reward"), ("leaves", "SystemExit: no more money")]
+)
+async def test_the_worker_reports_a_reward_that_is_not_a_finite_number_and_an_exit(
+    tmp_path: Path, name: str, error: str
+) -> None:
     address = free()
-    async with working(tmp_path, f"-m agentrl_cli.agents.worker {address} mine:endless"):
-        episode = await play(pack_of(tmp_path / "pack", agent={"remote": address}))
-    assert episode.outcome is Outcome.AGENT_ERROR and "inf is not a reward" in episode.error
+    async with working(tmp_path, f"-m agentrl_cli.agents.worker {address} mine:{name}"):
+        pack = pack_of(tmp_path / "pack", agent={"remote": address, "timeout": 60})
+        episode = await play(pack)
+    assert episode.outcome is Outcome.AGENT_ERROR and error in episode.error
 
 
 async def test_the_worker_refuses_a_function_that_no_task_fits(tmp_path: Path) -> None:

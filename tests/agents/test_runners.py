@@ -112,6 +112,13 @@ async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_pa
     assert stored.tokens.ids.tolist() == episode.tokens.ids.tolist()
 
 
+async def test_calls_that_the_parser_does_not_read_are_reported(tmp_path: Path) -> None:
+    pack = pack_of(tmp_path, TOOLS)
+    rollout = rollout_of(pack, ['[TOOL_CALLS] [{"name": "add", "arguments": {"a": 0, "b": 2}}]'])
+    await rollout.episode(Job(pack.tasks("train")[0], 7, group_id="g"))
+    assert "model.chat.parser=mistral." in rollout.foreign
+
+
 async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> None:
     def answer(key: str, ids: Any) -> str:
         asked = CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]

@@ -188,7 +188,8 @@ def test_a_context_may_have_tools_of_its_own(chat: Chat) -> None:
     )
     tree = grafted(one, bare, 0, parent=ROOT)
     assert [drift.kind for drift in check_episode(tree, chat, TOOLS)] == ["structural"]
-    assert check_episode(tree, chat, TOOLS, others={2: None}) == []
+    assert check_episode(tree, chat, contexts={0: TOOLS, 2: None}) == []
+    assert check_episode(tree, chat, contexts={0: TOOLS}) == [], "the other one is left out"
 
 
 def test_a_foreign_stop_token_is_structural(chat: Chat) -> None:

@@ -207,8 +207,6 @@ class Answer:
 
     piece: Piece
     choice: Choice
-    malformed: int
-    """Calls that could not be read."""
     mistake: str
     """The error of the first call that the client cannot carry out; empty if there is none."""
     foreign: str
@@ -226,15 +224,12 @@ def read_answer(
 ) -> Answer:
     """Return a generation as an answer. Unless its ids are `exact` it is recorded as context, never trained."""
     ids = [*how.forced, *generation.ids.tolist()]
-    if how.tools:
-        parsed = chat.parse(ids, list(how.tools), turn=number)
-    else:  # no call counts
-        parsed = _read(chat.decode(chat.said(ids)), chat, how, number)
-    text = stopped = ""
-    if request.stop and generation.stop_reason is StopReason.STOP_STRING:
-        text, stopped = _until_stop(chat.decode(chat.said(ids)), request.stop)
-    shown = parsed if not stopped else _read(text, chat, how, number)
-    calls, content, malformed = _calls(shown, how.tools, chat, request.parallel)
+    written = chat.decode(chat.said(ids))
+    parsed = _read(written, chat, how, number)
+    ends = request.stop if generation.stop_reason is StopReason.STOP_STRING else ()
+    text, stopped = _until_stop(written, ends)
+    shown = _read(text, chat, how, number) if stopped else parsed
+    calls, content = _calls(shown, how.tools, chat, request.parallel)
     reasoning, content = (
         (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
     )
@@ -264,7 +259,7 @@ def read_answer(
     seen = shown.calls if request.parallel else shown.calls[:1]
     mistake = next((call.error for call in seen if call.error), "")
     choice = Choice(content, reasoning, calls, finish, stopped, generation, tokens)
-    return Answer(piece, choice, malformed, mistake, foreign)
+    return Answer(piece, choice, mistake, foreign)
 
 
 def _forced(ids: Sequence[int]) -> Tokens:
@@ -272,7 +267,7 @@ def _forced(ids: Sequence[int]) -> Tokens:
 
 
 def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
-    if not how.tools:
+    if not how.tools:  # no call counts
         return Parsed(text, (), {"role": "assistant", "content": text})
     return parse_text(text, chat.parser, list(how.tools), number, opened=chat.opens)
 
@@ -286,8 +281,8 @@ def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
 
 def _calls(
     parsed: Parsed, tools: Sequence[ToolSchema], chat: Chat, parallel: bool
-) -> tuple[tuple[Call, ...], str, int]:
-    """Return the calls as the client sees them, the text beside them, and how many were malformed.
+) -> tuple[tuple[Call, ...], str]:
+    """Return the calls as the client sees them, and the text beside them.
 
     A malformed call of a known tool is sent with its text as the only argument, so that the agent's own validation
     answers it. One that names no tool is text: the whole turn if nothing in it can be sent.
@@ -309,7 +304,7 @@ def _calls(
         marks = [place for marker in chat.parser.markers if (place := text.find(marker)) >= 0]
         before = text[: min(marks)] if marks else ""
         text = "\n".join(part for part in (before.strip(), *map(str.strip, unnamed)) if part)
-    return calls if parallel else calls[:1], text, len(broken)
+    return calls if parallel else calls[:1], text
 
 
 def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:

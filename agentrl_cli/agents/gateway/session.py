@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -54,10 +54,6 @@ class Trace:
     """Branches beyond the first."""
     calls: int
     """Answers that were sampled."""
-    malformed: int
-    """Tool calls of the model that could not be read."""
-    replayed: int
-    """Retries that were answered from what was stored."""
     foreign: str
     """The parser that reads calls which the chat's own does not; empty if there were none."""
 
@@ -98,8 +94,8 @@ class Session:
     sealed: bool = field(default=False, init=False)
     calls: int = field(default=0, init=False)
     """Answers recorded so far."""
-    malformed: int = field(default=0, init=False)
     replayed: int = field(default=0, init=False)
+    """Retries that were answered from what is stored."""
     foreign: str = field(default="", init=False)
     refused: Refused | None = field(default=None, init=False)
     """The last request that was refused."""
@@ -212,7 +208,6 @@ class Session:
             if self.on_turn is not None and node.turn is not None:
                 self.on_turn(node.turn, node.tokens)
         self.calls += len(made)
-        self.malformed += sum(answer.malformed for answer in made)
         self.mistake = made[-1].mistake
         self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
         choices = tuple(answer.choice for answer in made)
@@ -299,37 +294,11 @@ class Session:
             for slot in self._slots:
                 await policy.release(slot)
         self._sources.clear()
-        tree, turns, tokens = self.tree, self.tree.turns, self.tree.tokens
-        drift = tuple(await aside(drift_of, tree, turns, tokens))
-        numbers = (tree.forks, self.calls, self.malformed, self.replayed)
-        return Trace(turns, tokens, drift, *numbers, self.foreign)
-
-
-def drift_of(tree: MessageTree, turns: tuple[Turn, ...], tokens: Tokens) -> list[Drift]:
-    """Return the drift of all branches, with the turns and positions of the episode; each one once."""
-    found: dict[tuple[str, int], Drift] = {}
-    written = tree.written
-    if len(written) == 1 and len(written[0].path) == len(turns):
-        whole = Episode("", "", turns=turns, tokens=tokens)
-        return DriftGuard(tree.chat, list(written[0].tools) or None).end(whole)
-    for leaf in written:
-        path, own_turns, start = leaf.path, [], 0
-        for index, node in enumerate(path):
-            assert node.turn is not None
-            end = start + len(node.tokens)
-            own_turns.append(replace(node.turn, index=index, start=start, end=end, parent=None))
-            start = end
-        branch = Episode(
-            "", "", turns=tuple(own_turns), tokens=Tokens.concat([node.tokens for node in path])
+        whole = Episode("", "", turns=self.tree.turns, tokens=self.tree.tokens)
+        drift = await aside(DriftGuard(self.chat).end, whole, self.tree.contexts)
+        return Trace(
+            whole.turns, whole.tokens, tuple(drift), self.tree.forks, self.calls, self.foreign
         )
-        for drift in DriftGuard(tree.chat, list(leaf.tools) or None).end(branch):
-            if drift.turn >= 0:
-                own = path[drift.turn].turn
-                assert own is not None
-                moved = own.start - own_turns[drift.turn].start
-                drift = replace(drift, turn=own.index, position=drift.position + moved)
-            found.setdefault((drift.kind, drift.turn), drift)
-    return list(found.values())
 
 
 def keep(store: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:

@@ -162,10 +162,10 @@ class MessageTree:
         return [node for node in self.nodes if not node.children]
 
     @property
-    def written(self) -> list[Node]:
-        """The leaves of the branches that the chat template wrote."""
-        raw = self._roots.get(RAW)
-        return [leaf for leaf in self.leaves if raw is None or leaf.path[0].parent is not raw]
+    def contexts(self) -> dict[int, Sequence[ToolSchema] | None]:
+        """The tools of each context that the chat template wrote, by the index of its first turn."""
+        roots = [root for key, root in self._roots.items() if key != RAW]
+        return {first.index: root.tools or None for root in roots for first in root.children}
 
     @property
     def forks(self) -> int:
