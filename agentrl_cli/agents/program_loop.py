@@ -274,10 +274,10 @@ def _call(world: Any, function: Mapping[str, Any], tools: list[dict[str, Any]]) 
     ]:
         has = ", ".join(known) or "none"
         return f"Error: {name} has the arguments {has}; check {', '.join(wrong)}.", False
-    if tools[0] is ACT:
-        answered: tuple[str, bool] = world.say(str(given["action"]))
-        return answered
-    answered = world.call(name, given)
+    acts = tools[0] is ACT
+    answered: tuple[str, bool] = (
+        world.say(str(given["action"])) if acts else world.call(name, given)
+    )
     return answered
 
 

@@ -61,6 +61,8 @@ class ForeignAgent:
     """The environment's own name, if `package` is only where it is; set by `rows`."""
     start_seconds = 3600.0
     """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
+    fault: ClassVar[type[EnvError]] = EnvError
+    """The error that a failure of the program is, or of the environment in it."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class ForeignAgent:
         Raises MissingDependency, EnvError.
         """
         if "sample" not in task.data:
-            raise EnvError(
+            raise self.fault(
                 f"The row {task.id} has no `sample`: its place in the tasks of {self.name}."
             )
         given = {"base_url": base_url, "api_key": api_key, "model": model}
@@ -122,14 +124,7 @@ class ForeignAgent:
 class ForeignWorld(ForeignAgent):
     """Worlds that `program_loop` plays: what fails in one is the environment's fault, never the model's."""
 
-    async def solve(
-        self, task: Task, base_url: str, api_key: str, model: str, attempt: int = 0
-    ) -> float | dict[str, float] | None:
-        """Play a row. Raises MissingDependency, WorldFault."""
-        try:
-            return await super().solve(task, base_url, api_key, model, attempt)
-        except EnvError as error:
-            raise WorldFault(error.message, hint=error.hint) from error
+    fault = WorldFault
 
 
 def open_program(kind: str, package: str | Path, **options: Any) -> ForeignAgent:
@@ -234,7 +229,7 @@ class _Program:
         if not future.set_running_or_notify_cancel():
             return
         if "error" in answer:
-            future.set_exception(EnvError(f"{self._kind.name}: {answer['error']}"))
+            future.set_exception(self._kind.fault(f"{self._kind.name}: {answer['error']}"))
         else:
             future.set_result(answer)
 
@@ -242,7 +237,9 @@ class _Program:
         """Return why the program ended; `first` is its first answer."""
         said = self._tail.text[-SHOWN:]
         if self._ready:
-            return EnvError(f"The program that runs {self._kind.name} has ended.\n{said}".strip())
+            return self._kind.fault(
+                f"The program that runs {self._kind.name} has ended.\n{said}".strip()
+            )
         if missing := first.get("missing"):
             return MissingDependency(
                 f"{self._python} has no module {missing}, which {self._kind.name} needs.",
@@ -254,7 +251,7 @@ class _Program:
             near = " or ".join(nearest(name, known))
             hint = f"Did you mean {near}? " * bool(near) + f"There are: {', '.join(known)}."
             return NotFound(f"No {kind} named {name!r}.", hint=hint)
-        return EnvError(f"{self._kind.name}: {first['error']}", hint=said)
+        return self._kind.fault(f"{self._kind.name}: {first['error']}", hint=said)
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

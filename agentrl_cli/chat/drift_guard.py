@@ -70,9 +70,7 @@ class DriftGuard:
             return False
         return all(drift.kind != "structural" for drift in found)
 
-    def end(
-        self, episode: Episode, contexts: Mapping[int, Tools] | None = None
-    ) -> list[Drift]:
+    def end(self, episode: Episode, contexts: Mapping[int, Tools] | None = None) -> list[Drift]:
         """Check the whole episode. Returns drifts that no turn had, and adds them to `found`; `contexts`: see
         `check_episode`.
         """

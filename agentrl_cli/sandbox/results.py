@@ -182,8 +182,8 @@ class ExecResult:
             case Status.EXIT:
                 return f"exited with code {self.exit_code}"
             case Status.CRASHED:
-                name = _signal_name(self.signal) if self.signal else ""
-                return f"crashed with {name}" if name else f"crashed: {self.detail}"
+                how = f" with {signal_name(self.signal)}" if self.signal else f": {self.detail}"
+                return f"crashed{how}"
             case Status.STATE_LOST:
                 return "all variables of this session are lost: the code ended, or held up, what kept them"
             case Status.BLOCKED:
@@ -243,7 +243,8 @@ class GradeResult:
         return self.passed / self.total if self.total else 0.0
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, as SIGKILL; its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

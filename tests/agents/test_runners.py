@@ -344,7 +344,12 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
 
 PROGRAMS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
-    "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "signal SIGKILL"),
+    "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "with SIGKILL"),
+    "killed without a name": (
+        "import os\nos.kill(os.getpid(), 40)",
+        Outcome.AGENT_ERROR,
+        "with signal 40",
+    ),
     "program never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
     "program hangs": (
         "import time\nprint('waiting', flush=True)\ntime.sleep(3600)",

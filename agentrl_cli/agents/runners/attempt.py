@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +161,11 @@ class AgentAttempt(Attempt):
         """
         remote = isinstance(self.runner, RemoteRunner)
         for left in reversed(range(GIVEN if remote else 1)):
-            turns: list[tuple[Turn, Tokens]] = []
             clock = OwnTime(self.agent_timeout)
             policy = EpisodePolicy(self.context, self.job, self.transcript, clock)
             unix = await server.socket() if isinstance(self.runner, JailedRunner) else ""
             # The turns of an agent that may die are taken over when it has not.
-            record = partial(_keep_turn, turns) if remote else self._record
-            door = await server.open(self._session(policy, record))
+            door = await server.open(self._session(policy, None if remote else self._record))
             try:
                 with self.clock.pause(), waiting(f"the agent {self.spec.text}"):
                     end = await self._run(door, policy, clock, unix)
@@ -186,8 +183,8 @@ class AgentAttempt(Attempt):
                 raise EnvError(
                     f"No agent asked for the task in {self.agent_timeout:g} s.", hint="Start one."
                 )
-            for turn in turns:
-                self._record(*turn)
+            for turn in trace.turns if remote else ():
+                self._record(turn, trace.tokens.slice(turn.start, turn.end))
             return end, trace, door
         raise AssertionError("unreachable")
 
@@ -201,7 +198,7 @@ class AgentAttempt(Attempt):
         )
         return (RewardPart(AGENT_PART, self.given, primary=True), *players)
 
-    def _session(self, policy: EpisodePolicy, record: OnTurn) -> Session:
+    def _session(self, policy: EpisodePolicy, record: OnTurn | None) -> Session:
         limits = Limits(
             max_tokens=self.most,
             max_new_tokens=self.limits.max_new_tokens,
@@ -339,10 +336,6 @@ class AgentAttempt(Attempt):
         whose = "the model's own limit" if self.most == length else "rollout.max_tokens"
         why = session.refused.message or f"The context has {self.most} tokens."
         return f"the agent's first request does not fit: {why} The limit is {whose}."
-
-
-def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:
-    turns.append((turn, tokens))
 
 
 def _with_tail(text: str, stderr: str) -> str:

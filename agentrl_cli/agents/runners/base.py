@@ -144,9 +144,11 @@ class FunctionRunner:
         token = CURRENT.set(call)
         try:
             with contain("The agent"):
-                function = self._function
-                asynchronous = is_async(function)
-                answer = function(**given) if asynchronous else await in_thread(function, **given)
+                answer = (
+                    self._function(**given)
+                    if is_async(self._function)
+                    else await in_thread(self._function, **given)
+                )
                 if inspect.isawaitable(answer):
                     answer = await answer
         except WorldFault:

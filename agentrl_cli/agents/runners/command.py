@@ -24,6 +24,7 @@ from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended, printed_names
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.hooks.threads import in_thread
+from agentrl_cli.sandbox.results import signal_name
 from agentrl_cli.tasks import AgentSpec
 from agentrl_cli.types.plain import parse_json
 
@@ -267,7 +268,7 @@ def _read_end(status: int, output: str, errors: str) -> Ended:
     # A signal that ends a program, or its status in a shell, is not the model's doing.
     how = (f"exit status {status}", *printed_names(errors)) if 0 < status <= SIGNALS else ()
     if status:
-        name = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        name = signal_name(-status) if status < 0 else f"exit status {status}"
         said = errors.strip().splitlines()
         problem = f"The agent ended with {name}" + (f": {said[-1][:500]}" if said else ".")
     return Ended(reward, problem, errors, how)

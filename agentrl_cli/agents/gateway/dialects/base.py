@@ -35,7 +35,6 @@ UNSERVED = ("audio", "web_search_options", "prediction")
 class Dialect:
     """A wire format: a body to a request; a reply, a stream of events and an error back."""
 
-    name: str
     path: str
     """Under `/v1`."""
     parse: Callable[[Body], ModelRequest]

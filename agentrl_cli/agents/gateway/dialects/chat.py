@@ -164,7 +164,7 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     yield from last_events(request, reply, head)
 
 
-DIALECT = Dialect("chat", "chat/completions", parse, answer, events, openai_error, sse)
+DIALECT = Dialect("chat/completions", parse, answer, events, openai_error, sse)
 
 
 MAX_TOKENS = 16
@@ -232,7 +232,6 @@ def completion_events(request: ModelRequest, reply: Reply) -> Iterator[str]:
 
 
 COMPLETIONS = Dialect(
-    "completions",
     "completions",
     parse_completion,
     answer_completion,

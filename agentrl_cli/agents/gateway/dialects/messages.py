@@ -213,4 +213,4 @@ def error(message: str, status: int, code: str = "", param: str = "") -> dict[st
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-DIALECT = Dialect("messages", "messages", parse, answer, events, error, partial(sse, event="error"))
+DIALECT = Dialect("messages", parse, answer, events, error, partial(sse, event="error"))

@@ -222,4 +222,4 @@ def late_error(body: dict[str, Any]) -> str:
     return sse({**body["error"], "type": "error", "sequence_number": 0}, "error")
 
 
-DIALECT = Dialect("responses", "responses", parse, answer, events, openai_error, late_error)
+DIALECT = Dialect("responses", parse, answer, events, openai_error, late_error)
