@@ -103,7 +103,7 @@ async def test_adapters_of_folders_and_runs_are_loaded_used_in_turn_and_unloaded
     tmp_path: Path,
 ) -> None:
     model = write_model(tmp_path / "model", layers=2)
-    for name, seed in (("one", 1), ("two", 2)):
+    for name, seed in (("one", 1), ("two", 2), ("me@home/one", 1)):
         write_adapter(tmp_path / name, model, seed)
     write_adapter(tmp_path / "foreign", write_model(tmp_path / "other"), 1)
     with Store.open(tmp_path / "a.db") as store:
@@ -147,6 +147,8 @@ async def test_adapters_of_folders_and_runs_are_loaded_used_in_turn_and_unloaded
         )
         added = await ask(server, "/v1/models", {"id": "x", "adapter": "sums@last"})
         assert (added.status_code, added.json()["weights_version"]) == (200, "sums@3"), added.text
+        added = await ask(server, "/v1/models", {"id": "z", "adapter": "me@home/one"})
+        assert added.json()["weights_version"] == "me@home/one", added.text
         for body, text in (
             *(({"id": "y", "adapter": spec}, "") for spec in ("sums@base", "sums@9", "other@last")),
             ({"id": "x"}, "`adapter`"),

@@ -152,8 +152,8 @@ class Adapters:
 
     def _version(self, spec: str, folder: Path) -> str:
         """Return `RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
-        run, at, _ = spec.rpartition("@")
-        if at and self._store is not None:
+        run, at, which = spec.rpartition("@")
+        if at and "/" not in which and self._store is not None:  # as `model_folder` reads it
             rows = self._store.runs.checkpoints(self._store.runs.get(run).id)
             found = [row for row in rows if Path(row.path) == folder]
             return f"{run}@{found[-1].step}" if found else spec
