@@ -17,8 +17,8 @@ running episode.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,35 +29,13 @@ from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.types import Episode, Int32, Message, Origin
+from agentrl_cli.types import Drift, Episode, Int32, Message, Origin
 
 KINDS = ("resegmented", "reserialised", "by_design", "structural")
 """Mildest first."""
 
 EXCERPT = 24
 """Tokens of each side that a Drift quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """One difference between an episode's ids and the template's rendering."""
-
-    kind: str
-    turn: int
-    """Index of its turn, -1 if it is in none."""
-    position: int
-    """Token index of the first difference, in the episode's ids."""
-    expected: str
-    """The template's text from there on, an excerpt."""
-    got: str
-    """The episode's text from there on, an excerpt."""
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """The columns of the store's drift table."""
-        return {
-            name: getattr(self, name) for name in ("kind", "turn", "position", "expected", "got")
-        }
 
 
 def worst(drifts: Sequence[Drift]) -> str:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from agentrl_cli.chat.audit import audit
-from agentrl_cli.chat.drift import Drift, check_delta, check_episode
+from agentrl_cli.chat.drift import check_delta, check_episode
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_probe import assistant, user
 from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.types import Episode, Message
+from agentrl_cli.types import Drift, Episode, Message
 
 
 class DriftGuard:

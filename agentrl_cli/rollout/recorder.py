@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.drift import Drift
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.rollout.job import Job
-from agentrl_cli.types import AgentState, Episode, Outcome, Tokens, Turn
+from agentrl_cli.types import AgentState, Drift, Episode, Outcome, Tokens, Turn
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -60,7 +59,7 @@ class StoreRecorder(Recorder):
         self.store.live.set(episode_id, state, turn, text)
 
     def drift(self, episode_id: str, drift: Drift) -> None:
-        self.store.marks.add_drift(episode_id, **drift.row)
+        self.store.marks.add_drift(episode_id, drift)
 
     def event(self, run_id: str | None, kind: str, data: Mapping[str, Any]) -> None:
         self.store.journal.add_event(run_id, kind, data)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.drift import Drift, worst
+from agentrl_cli.chat.drift import worst
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered
@@ -16,6 +16,7 @@ from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.types import (
     AgentState,
+    Drift,
     Episode,
     Message,
     Outcome,

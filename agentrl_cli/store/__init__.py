@@ -20,7 +20,6 @@ from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
     CheckpointRow,
     ControlRow,
-    DriftRow,
     EpisodeRow,
     EvalRow,
     LiveRow,
@@ -54,7 +53,6 @@ class Store(StoreFile):
 __all__ = [
     "CheckpointRow",
     "ControlRow",
-    "DriftRow",
     "EpisodeRow",
     "EvalRow",
     "LiveRow",

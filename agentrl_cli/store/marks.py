@@ -28,8 +28,8 @@ from agentrl_cli.store.codec import (
 )
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
-from agentrl_cli.store.rows import DriftRow, build
-from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals, read_fact
+from agentrl_cli.store.rows import build
+from agentrl_cli.types import Drift, Fact, Float32, Outcome, TrainSignals, read_fact
 
 _SET_SIGNALS = (
     f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in (*SIGNALS, 'clipped'))}"
@@ -168,11 +168,10 @@ class Marks(Part):
             )
         return count
 
-    def add_drift(
-        self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str
-    ) -> None:
+    def add_drift(self, episode_id: str, drift: Drift) -> None:
         """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""
-        row = (episode_id, kind, turn, position, clean(expected), clean(got))
+        texts = clean(drift.expected), clean(drift.got)
+        row = (episode_id, drift.kind, drift.turn, drift.position, *texts)
         with self.file.lock:
             running = self.file.running(episode_id)
             if running is None:
@@ -181,10 +180,10 @@ class Marks(Part):
                 running.drift.append(row)
                 self.file.wake()
 
-    def drift(self, episode_id: str) -> list[DriftRow]:
+    def drift(self, episode_id: str) -> list[Drift]:
         """Return places where a rendering of this episode differed from its ids."""
-        sql = "SELECT episode_id, kind, turn, position, expected, got FROM drift WHERE episode_id=? ORDER BY id"
-        return [DriftRow(*row) for row in self.file.select(sql, (episode_id,))]
+        sql = "SELECT kind, turn, position, expected, got FROM drift WHERE episode_id=? ORDER BY id"
+        return [Drift(*row) for row in self.file.select(sql, (episode_id,))]
 
     def tag(self, episode_id: str, tag: str) -> None:
         """Add a tag to an episode."""

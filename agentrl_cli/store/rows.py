@@ -187,19 +187,6 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftRow:
-    """Where a rendering of the conversation differs from the ids that were trained."""
-
-    episode_id: str
-    kind: str
-    """resegmented | reserialised | by_design | structural"""
-    turn: int
-    position: int
-    expected: str
-    got: str
-
-
-@dataclass(frozen=True, slots=True)
 class ControlRow:
     """A person's request to a running training: pause, resume, checkpoint, evaluate, set, stop."""
 

@@ -20,7 +20,15 @@ import numpy as np
 
 from agentrl_cli.types.branches import Branch, path_to, tree_branches
 from agentrl_cli.types.content import HASH, digest, images_of
-from agentrl_cli.types.outcomes import FAULTS, Fact, Outcome, kind_of, read_fact, stored_facts
+from agentrl_cli.types.outcomes import (
+    FAULTS,
+    Drift,
+    Fact,
+    Outcome,
+    kind_of,
+    read_fact,
+    stored_facts,
+)
 from agentrl_cli.types.tokens import (
     TOP_K,
     Float32,
@@ -356,6 +364,7 @@ __all__ = [
     "TOP_K",
     "AgentState",
     "Branch",
+    "Drift",
     "Episode",
     "Fact",
     "Float32",

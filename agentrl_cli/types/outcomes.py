@@ -1,7 +1,8 @@
-"""How an episode ends, and its fate in a training step."""
+"""How an episode ends, where its ids differ from the chat template's, and its fate in a training step."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -51,6 +52,22 @@ FAULTS = (
 """Outcomes that point to something broken outside the policy: a tool, the sandbox, a grader, the agent program."""
 
 _MASKED = frozenset({*FAULTS, Outcome.CANCELLED, Outcome.DRIFT, Outcome.UNGRADED})
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One difference between an episode's ids and the chat template's rendering; see `chat.drift`."""
+
+    kind: str
+    """resegmented | reserialised | by_design | structural"""
+    turn: int
+    """Index of its turn, -1 if it is in none."""
+    position: int
+    """Token index of the first difference, in the episode's ids."""
+    expected: str
+    """The template's text from there on, an excerpt."""
+    got: str
+    """The episode's text from there on, an excerpt."""
 
 
 class Fact(StrEnum):

@@ -12,7 +12,16 @@ import pytest
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.store.buffer import LINGER
-from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, ToolResult, Turn
+from agentrl_cli.types import (
+    AgentState,
+    Drift,
+    Episode,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolResult,
+    Turn,
+)
 from tests.helpers.processes import comes
 from tests.store.test_store import random_episode, same
 
@@ -23,9 +32,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
         opened.runs.add(RunRow(id="r1", name="a"))
         opened.tokenizers.add("hash", "{}")
         yield opened
-
-
-DRIFT = {"kind": "structural", "expected": "a", "got": "b"}
 
 
 def begun(episode: Episode) -> Episode:
@@ -107,7 +113,7 @@ def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) ->
             store.episodes.start(begun(episode))
             for turn in episode.turns:
                 store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
-        store.marks.add_drift(short.id, turn=0, position=9, **DRIFT)
+        store.marks.add_drift(short.id, Drift("structural", 0, 9, "a", "b"))
         store.episodes.finish(short, later=True)
         assert watcher.episodes.ids() == []
         store.flush_ended()
@@ -206,7 +212,7 @@ def test_an_end_that_is_refused_leaves_nothing_of_itself(store: Store) -> None:
     store.episodes.start(begun(episode))
     store.flush()
     odd = RewardPart("odd", 0.0, fakeable=object())  # type: ignore[arg-type]  # what SQLite has no column for
-    store.marks.add_drift(episode.id, turn=0, position=1, **DRIFT)
+    store.marks.add_drift(episode.id, Drift("structural", 0, 1, "a", "b"))
     store.episodes.finish(episode.with_(reward_parts=(RewardPart("good", 1.0), odd)), later=True)
     store.flush()
     with pytest.raises(StoreError, match="refused"):

@@ -29,12 +29,11 @@ from agentrl_cli.agents.gateway.sampling import (
     read_answer,
 )
 from agentrl_cli.agents.gateway.tree import Context, MessageTree
-from agentrl_cli.chat.drift import Drift
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rollout.job import seed_of
-from agentrl_cli.types import Episode, Message, Sampling, Tokens, Turn, new_id
+from agentrl_cli.types import Drift, Episode, Message, Sampling, Tokens, Turn, new_id
 
 STORED = 64
 """Answers of a session that are kept for retries, and conversations for `previous_response_id`."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.chat.drift import Drift
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, NotFound, RunFailed, device_fault
 from agentrl_cli.hooks import HookList
@@ -33,7 +32,7 @@ from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.store.codec import dumps, loads
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import AgentState, Episode, Tokens, ToolResult, Turn
+from agentrl_cli.types import AgentState, Drift, Episode, Tokens, ToolResult, Turn
 
 Message = tuple[int, str, Any]
 """From a worker: the number of a call, `done`, `failed`, `beat` or a method of Recorder, its value or arguments."""
