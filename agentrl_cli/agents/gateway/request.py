@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.types import Generation, Message, ToolSchema
+from agentrl_cli.types import Generation, Message, ToolCall, ToolSchema
 
 RAW_ARGUMENTS = "_raw_arguments"
 """The only argument of a call that cannot be read: its text, for the agent's own validation to answer."""
@@ -93,16 +93,6 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A tool call as the client sees it."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON."""
-
-
-@dataclass(frozen=True, slots=True)
 class Token:
     """A sampled token as the client sees it."""
 
@@ -117,7 +107,8 @@ class Choice:
 
     text: str
     reasoning: str
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
+    """Those that the client gets; each has arguments."""
     finish: str
     """stop | length | tool_calls"""
     stop_string: str

@@ -18,7 +18,6 @@ import numpy as np
 from agentrl_cli.agents.gateway.messages import Key, canonical, split_reasoning
 from agentrl_cli.agents.gateway.request import (
     RAW_ARGUMENTS,
-    Call,
     Choice,
     ModelRequest,
     RequestError,
@@ -39,6 +38,7 @@ from agentrl_cli.types import (
     Sampling,
     StopReason,
     Tokens,
+    ToolCall,
     ToolSchema,
     Turn,
 )
@@ -281,7 +281,7 @@ def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
 
 def _calls(
     parsed: Parsed, tools: Sequence[ToolSchema], chat: Chat, parallel: bool
-) -> tuple[tuple[Call, ...], str]:
+) -> tuple[tuple[ToolCall, ...], str]:
     """Return the calls as the client sees them, and the text beside them.
 
     A malformed call of a known tool is sent with its text as the only argument, so that the agent's own validation
@@ -290,14 +290,10 @@ def _calls(
     broken = [call for call in parsed.calls if call.arguments is None]
     names = {tool["function"]["name"] for tool in tools}
     unnamed = [call.raw for call in broken if call.name not in names]
-    sent = [
-        (call, {RAW_ARGUMENTS: call.raw} if call.arguments is None else call.arguments)
+    calls = tuple(
+        replace(call, arguments={RAW_ARGUMENTS: call.raw}) if call.arguments is None else call
         for call in parsed.calls
         if call.arguments is not None or call.name in names
-    ]
-    calls = tuple(
-        Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
-        for call, arguments in sent
     )
     text = parsed.content
     if broken and calls:
@@ -307,8 +303,8 @@ def _calls(
     return calls if parallel else calls[:1], text
 
 
-def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:
-    made = tuple((call.name, canonical(json.loads(call.arguments))) for call in calls)
+def _spoken(content: str, reasoning: str, calls: Sequence[ToolCall], stopped: str) -> Spoken:
+    made = tuple((call.name, canonical(call.arguments)) for call in calls)
     texts = [content, content + stopped, content.rstrip() + stopped]
     return Spoken(
         tuple(dict.fromkeys(Key("assistant", text.strip(), made) for text in texts)), reasoning

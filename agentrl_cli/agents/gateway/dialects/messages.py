@@ -154,7 +154,7 @@ def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
             "type": "tool_use",
             "id": call.id,
             "name": call.name,
-            "input": json.loads(call.arguments),
+            "input": call.arguments,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -168,7 +169,7 @@ def _items(reply: Reply) -> Iterator[dict[str, Any]]:
             "type": "function_call",
             "call_id": call.id,
             "name": call.name,
-            "arguments": call.arguments,
+            "arguments": json.dumps(call.arguments, ensure_ascii=False),
             "status": "completed",
         }
 
