@@ -12,7 +12,6 @@ A level below the configured minimum is an error, never a fallback. A session co
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -25,10 +24,10 @@ from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.registry import resolve
 from agentrl_cli.sandbox import cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost
-from agentrl_cli.sandbox.pool import GRADING, RunnerPool
-from agentrl_cli.sandbox.results import ExecResult, limit_of, package_names
-from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
-from agentrl_cli.sandbox.session import Session
+from agentrl_cli.sandbox.pool import GRADING
+from agentrl_cli.sandbox.results import ExecResult, package_names
+from agentrl_cli.sandbox.runner_process import Runner
+from agentrl_cli.sandbox.session import Session, SessionHost
 
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
 """Levels, weakest first. `ns` and `docker` hold hostile code; `landlock` holds most of it; `bare` holds nothing."""
@@ -84,26 +83,17 @@ def kinds_of(backend: str) -> dict[str, type[Runner]]:
     return {kind.level: kind}
 
 
-class Sandbox:
+class Sandbox(SessionHost):
     """Where the model's code runs. Made by `open`; `level` is its level of isolation."""
 
     def __init__(
         self, level: str, limits: LimitsConfig, workers: int, kind: type[Runner] | None = None
     ) -> None:
-        self.level = level
-        self.limits = limits
-        self.workers = workers
-        self.counts: Counter[str] = Counter()
-        """Number of executions by status, the sandbox's own faults included."""
-        self.limits_hit: Counter[str] = Counter()
-        """Number of executions that met each limit, by its name in the configuration."""
+        super().__init__(level, limits, workers, kind or runner_kind(level))
         self._taken: Counter[str] = Counter()
         self.imports: tuple[str, ...] = ()
         """Packages that every session has."""
         self.seed: int | None = None
-        self.pool = RunnerPool(level, limits, workers, kind or runner_kind(level))
-        self.slots = asyncio.Semaphore(workers * AT_ONCE)
-        self.sessions: set[Session] = set()
 
     @property
     def warning(self) -> str:
@@ -214,12 +204,6 @@ class Sandbox:
     def _profile(self, imports: Iterable[str]) -> tuple[str, ...]:
         """Return the purpose of a warm runner: requested and configured packages, and whether it only grades."""
         return tuple(sorted({*self.imports, *imports}))
-
-    def count(self, status: str, detail: str = "") -> None:
-        """Counts the status of an execution, and the limit that ended it."""
-        self.counts[status] += 1
-        if limit := limit_of(status, detail):
-            self.limits_hit[limit] += 1
 
     async def close(self) -> None:
         """Ends every session and runner; returns when their processes have ended."""

@@ -10,14 +10,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
 from agentrl_cli.sandbox.pool import RunnerPool
-from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Listing, Status
-from agentrl_cli.sandbox.runner_process import Runner
+from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Listing, Status, limit_of
+from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
 
 _LONGEST_PATH = 4096
 _MOST_CALLS = 15_000
@@ -53,20 +53,26 @@ class Diverged(NamedTuple):
     now: str
 
 
-class SessionHost(Protocol):
-    """The part of a sandbox that a session uses."""
+class SessionHost:
+    """The part of a sandbox that its sessions share."""
 
-    level: str
-    pool: RunnerPool
-    slots: asyncio.Semaphore
-    """Executions at once; the waiting time counts against no limit."""
-    sessions: set[Session]
-    """Those that are not closed."""
-    counts: Counter[str]
-    """Executions by their status."""
+    def __init__(self, level: str, limits: LimitsConfig, workers: int, kind: type[Runner]) -> None:
+        self.level, self.limits, self.workers = level, limits, workers
+        self.pool = RunnerPool(level, limits, workers, kind)
+        self.slots = asyncio.Semaphore(workers * AT_ONCE)
+        """Executions at once; the waiting time counts against no limit."""
+        self.sessions: set[Session] = set()
+        """Those that are not closed."""
+        self.counts: Counter[str] = Counter()
+        """Number of executions by status, the sandbox's own faults included."""
+        self.limits_hit: Counter[str] = Counter()
+        """Number of executions that met each limit, by its name in the configuration."""
 
     def count(self, status: str, detail: str = "") -> None:
         """Counts the status of an execution, and the limit that ended it."""
+        self.counts[status] += 1
+        if limit := limit_of(status, detail):
+            self.limits_hit[limit] += 1
 
     async def session(
         self,
@@ -77,6 +83,7 @@ class SessionHost(Protocol):
         **limits: Any,
     ) -> Session:
         """Return another session."""
+        raise NotImplementedError
 
 
 class Session:
@@ -101,11 +108,6 @@ class Session:
     @property
     def level(self) -> str:
         return self.sandbox.level
-
-    @property
-    def cells(self) -> int:
-        """Number of cells that the session has run."""
-        return sum(1 for request in self.history if request.header["op"] == "cell")
 
     async def cell(self, code: str, *, wall: float | None = None) -> ExecResult:
         """Runs code in the session: variables and imports stay for the next cell, a last expression is printed.
