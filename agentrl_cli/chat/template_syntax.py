@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -210,6 +210,8 @@ def _join(first: Any, between: str, second: Any) -> Any:
 
 
 Tools = Sequence[ToolSchema] | None
+NAME = "qzxname"
+"""Stands for the name in a parser's example; not the name of any tool."""
 
 
 class TemplateSyntax:
@@ -330,6 +332,23 @@ class TemplateSyntax:
             return text, plain
         closed = f"\n{THINK_END}\n\n"
         return closed + text, [(start + len(closed), end + len(closed)) for start, end in plain]
+
+    def forced_text(self, schemas: Sequence[ToolSchema], choice: Any) -> str:
+        """Return the text that a turn must begin with by a `tool_choice` as in OpenAI's API; empty for `none` and
+        `auto`, and without tools.
+
+        It is how the template writes a call. `required` forces a call and leaves its name to the model; naming a
+        function forces the name too. Its tokens have the origin FORCED and are never trained.
+        """
+        name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
+        if not schemas or (choice != "required" and name is None):
+            return ""
+        head, _, rest = self.parser.example(NAME, {}).partition(NAME)
+        if name is not None:
+            empty = rest.find("{}")
+            head += str(name) + (rest[:empty] if empty >= 0 else rest[:1])
+        # If the generation prompt opens a thinking block, close it: calls inside it do not count.
+        return (f"\n{THINK_END}\n\n" if self.opens else "") + head
 
     @cached_property
     def _end_pattern(self) -> re.Pattern[str]:

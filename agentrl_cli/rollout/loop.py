@@ -9,7 +9,6 @@ from typing import Any
 
 from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.parse import Parsed, foreign_parser
-from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results
 from agentrl_cli.envs.tool_env import AssistantTurn, Step
 from agentrl_cli.hooks.waits import waiting
@@ -93,10 +92,9 @@ class LoopAttempt(Attempt):
     async def generate(self) -> AgentState:
         """Sample the model's turn and append it."""
         text, done, chat = self.transcript, self.transcript.answers, self.context.chat
+        # Of the first turn alone: an episode whose every turn must call never ends.
         choice = self.job.task.data.get("tool_choice") if done == 0 else None
-        forced = (
-            chat.tokenizer.encode(forced_text(chat, self.env.schemas, choice)) if choice else []
-        )
+        forced = chat.tokenizer.encode(chat.syntax.forced_text(self.env.schemas, choice))
         room = self.most - len(text.ids) - len(forced)
         if room < MIN_ROOM:
             self.cut = Outcome.TRUNCATED_TOKENS

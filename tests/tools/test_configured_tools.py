@@ -148,13 +148,12 @@ async def test_tool_choice_forces_the_beginning_of_a_call(
     "parser", ["hermes", "llama3_json", "mistral", "qwen3_coder", "glm", "deepseek"]
 )
 def test_every_parser_reads_a_call_that_was_begun_for_the_model(parser: str) -> None:
-    from agentrl_cli.chat.tool_choice import forced_text
-
     chat = Chat(ByteTokenizer(), parser=parser)
     schemas = [tool.schema for tool in load_pack("calc-task").tools]
     whole = chat.parser.example("calculator", {"expression": "2+3"})
     for choice in ("required", {"type": "function", "function": {"name": "calculator"}}):
-        begun = forced_text(chat, schemas, choice)
+        begun = chat.syntax.forced_text(schemas, choice)
         assert begun and whole.startswith(begun)
         assert ("calculator" in begun) == (choice != "required")
-    assert forced_text(chat, schemas, "auto") == forced_text(chat, (), "required") == ""
+    assert chat.syntax.forced_text(schemas, "auto") == ""
+    assert chat.syntax.forced_text((), "required") == ""

@@ -28,8 +28,8 @@ from agentrl_cli.agents.gateway.request import (
 from agentrl_cli.agents.gateway.tree import Piece, Spoken
 from agentrl_cli.chat.parse import Parsed, foreign_parser, parse_text
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.template_syntax import NAME
 from agentrl_cli.chat.thinking import THINK_END
-from agentrl_cli.chat.tool_choice import NAME, forced_text
 from agentrl_cli.errors import needs_extra
 from agentrl_cli.types import (
     TOP_K,
@@ -161,7 +161,7 @@ def plan(
     choice: Any = (
         {"function": {"name": request.tool_name}} if request.tool_name else request.tool_choice
     )
-    text = forced_text(chat, tools, choice)
+    text = chat.syntax.forced_text(tools, choice)
     constrains = request.schema is not None and not text
     if constrains and chat.opens:  # the text that follows the schema is not thinking
         text = f"\n{THINK_END}\n\n"
