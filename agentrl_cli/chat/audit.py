@@ -15,7 +15,7 @@ from agentrl_cli.chat.drift import check_episode
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered, shared_prefix
-from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
+from agentrl_cli.chat.template_probe import PROBE_TOOL, assistant, tool, user
 from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, drop_empty, drop_empty_lines, family_thinking
 from agentrl_cli.errors import TemplateError
@@ -125,7 +125,7 @@ def _audit(chat: Chat, which: Conversations) -> AuditReport:
         parallel = False
     append_only, stopped = not problems, False
     try:
-        ids = chat.assistant_ids(_answer("done"))
+        ids = chat.assistant_ids(assistant("done"))
         stopped = bool(ids) and ids[-1] in chat.stop_ids
     except TemplateError as error:
         problems.append(f"a turn: {error.message}")
@@ -174,11 +174,7 @@ def require_calls_read(chat: Chat) -> None:
         )
 
 
-def _answer(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
-def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
+def _calls(count: int = 1, first: int = 0) -> Message:
     calls = [
         {
             "id": f"c{first + n:08d}",
@@ -187,7 +183,7 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
         }
         for n in range(count)
     ]
-    return {"role": "assistant", "content": text, "tool_calls": calls}
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _list_notes(chat: Chat, thinking: bool, parallel: bool) -> tuple[str, ...]:
@@ -238,7 +234,7 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
     return [
         (
             "several turns",
-            [user("one"), _answer("first"), user("two"), _answer("second"), user("three")],
+            [user("one"), assistant("first"), user("two"), assistant("second"), user("three")],
             replace(talked, tools=False),
         ),
         ("a tool result", [user("one"), _calls(), tool("r")], called),
@@ -250,13 +246,13 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
         ),
         (
             "an answer after a tool",
-            [user("one"), _calls(), tool("r"), _answer("done"), user("two")],
+            [user("one"), _calls(), tool("r"), assistant("done"), user("two")],
             talked,
         ),
-        ("an answer", [user("one"), _answer("first")], nothing),
+        ("an answer", [user("one"), assistant("first")], nothing),
         (
             "an answer to a system text",
-            [{"role": "system", "content": "s"}, user("one"), _answer("first")],
+            [{"role": "system", "content": "s"}, user("one"), assistant("first")],
             spoken,
         ),
     ]
