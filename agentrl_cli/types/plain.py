@@ -9,6 +9,7 @@ from typing import Any
 DEPTH = 100
 """How deep lists and objects may lie in each other."""
 SURROGATE = "lone surrogate"
+_TOO_DEEP = f"it is nested more than {DEPTH} levels deep"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -21,7 +22,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ValueError(_too_deep()) from None
+        raise ValueError(_TOO_DEEP) from None
     if text.count("[") + text.count("{") > DEPTH or "\\u" in text or not is_text(text):
         check_plain(value)
     return value
@@ -32,7 +33,7 @@ def check_plain(value: Any) -> None:
     level, depth = [value], 0
     while level:
         if depth > DEPTH:
-            raise ValueError(_too_deep())
+            raise ValueError(_TOO_DEEP)
         inner: list[Any] = []
         for item in level:
             if isinstance(item, str) and not is_text(item):
@@ -60,7 +61,3 @@ def is_text(text: str) -> bool:
 def quote_text(text: str, length: int = 40) -> str:
     """Return a text for a message: quoted, with escapes for what cannot be printed, and cut."""
     return ascii(text if len(text) <= length else text[:length] + "…")
-
-
-def _too_deep() -> str:
-    return f"it is nested more than {DEPTH} levels deep"

@@ -10,9 +10,8 @@ from agentrl_cli.agents.gateway.dialects import chat
 from agentrl_cli.agents.gateway.request import ModelRequest, RequestError
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
-from agentrl_cli.agents.gateway.tree import ROOT
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.types import Generation, Origin
+from agentrl_cli.types import ROOT, Generation, Origin
 from tests.helpers.chat import CHAT, schema
 from tests.helpers.gateway import Held, call, session_of
 

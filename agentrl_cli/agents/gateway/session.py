@@ -272,7 +272,7 @@ class Session:
         try:
             sampling = how.sampling_for(self.chat, seed)
             if isinstance(policy, MessagePolicy):
-                policy.observe(slot, messages, context.tools)
+                policy.observe(slot, messages, context.at.tools)
             generation = await policy.generate(slot, [*context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False

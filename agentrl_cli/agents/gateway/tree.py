@@ -30,6 +30,7 @@ from agentrl_cli.agents.gateway.request import bad, too_long
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.types import (
+    ROOT,
     Message,
     Origin,
     Tokens,
@@ -39,8 +40,6 @@ from agentrl_cli.types import (
     Turn,
 )
 
-ROOT = -1
-"""`Turn.parent` of a turn that continues no other."""
 RAW = "prompt"
 """Key of the root of prompts without messages."""
 TAIL = 16
@@ -131,10 +130,6 @@ class Context:
     """How many of them were recorded before."""
     raw: bool = False
     """Whether it is a prompt without messages."""
-
-    @property
-    def tools(self) -> tuple[ToolSchema, ...]:
-        return self.at.tools
 
 
 class MessageTree:

@@ -146,10 +146,6 @@ class SharedEngine:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def close(self) -> None:
-        """Close the policy, which may be another than at first."""
-        await self.policy.close()
-
 
 class ServedModels:
     """The names that a server answers to. The first is the default."""

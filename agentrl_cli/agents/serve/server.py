@@ -234,7 +234,8 @@ async def open_server(
         else:
             engine = SharedEngine(loaded.policy)
             models = ServedModels(loaded.name, engine, aliases=aliases)
-        stack.push_async_callback(engine.close)
+        # By then the engine may have another policy.
+        stack.push_async_callback(lambda: engine.policy.close())
         for given in adapters:
             name, _, path = given.rpartition("=")
             await models.add(name or path, path)
