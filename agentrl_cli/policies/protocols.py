@@ -63,15 +63,12 @@ class Policy(Protocol):
         A sampled stop token is part of the result. Raises PolicyError if the backend fails, or if there are images
         and it reads none.
         """
-        ...
 
     async def release(self, key: str) -> None:
         """Forget an episode. Unknown keys are ignored."""
-        ...
 
     async def close(self) -> None:
         """Free everything."""
-        ...
 
 
 @runtime_checkable
@@ -82,7 +79,6 @@ class MessagePolicy(Protocol):
         self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> None:
         """Take the conversation so far; called before each `generate` of the episode."""
-        ...
 
 
 @runtime_checkable
@@ -97,7 +93,6 @@ class TrainablePolicy(Policy, Protocol):
 
         Frees the memory that sampling takes. A turn that comes meanwhile begins only after the caller awaits again.
         """
-        ...
 
     async def publish(self, version: str) -> None:
         """Sample with the weights as they are now, under this name; drop all that the old ones computed.
@@ -105,15 +100,12 @@ class TrainablePolicy(Policy, Protocol):
         Waits for running turns, which finish with the weights they began with: a turn has one version. Raises
         PolicyError if the weights cannot be published.
         """
-        ...
 
     def take_metrics(self) -> dict[str, float]:
         """Return numbers of the steps since the last call, under the names that the store gets."""
-        ...
 
     def describe(self) -> str:
         """Return a few words on the engine, for people."""
-        ...
 
 
 @runtime_checkable
@@ -138,7 +130,6 @@ class Served(Protocol):
 
     def servers(self) -> Sequence[Policy]:
         """Return those that can be reached now, each as a policy."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

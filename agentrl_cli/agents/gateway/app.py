@@ -72,11 +72,9 @@ class Models(Protocol):
 
     def policy(self, name: str) -> Policy:
         """Return the policy of a model; "" is the default. Raises RequestError (404) for a model that is not served."""
-        ...
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
         """Return the served models: `id`, and `parent` for an adapter."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,14 @@ class Runner(Protocol):
 
     async def run(self, call: AgentCall) -> Ended:
         """Run the agent to its end. Cancelled, it stops the agent as far as that can be done."""
-        ...
 
     @property
     def start_seconds(self) -> float:
         """Seconds that the agent may take until it calls its model, which do not count as its own; mostly 0."""
-        ...
 
     @property
     def stderr(self) -> str:
         """The last output of an agent that was stopped; empty if its kind has no stream of its own."""
-        ...
 
 
 _PRINTED = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
