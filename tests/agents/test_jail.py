@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Config, Outcome, Store
+from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.runners.jail import JailedRunner, unavailable
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.tasks.agent import read_agent
+from agentrl_cli.types import Task
 from tests.agents.test_runners import pack_of, play
 from tests.helpers.processes import soon
 
@@ -118,6 +120,20 @@ async def test_every_way_a_program_in_the_sandbox_can_end(tmp_path: Path, name: 
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
     # Also the pipe by which the jail reports its start.
     await soon(lambda: pipes() <= before)
+
+
+@jailed
+def test_a_jail_for_a_folder_that_is_gone_leaves_no_pipe_open(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    spec = read_agent(COMMAND, tmp_path / "pack", "agent")
+    assert spec is not None
+    runner = JailedRunner(spec, Config.model_validate({}).sandbox)
+    (tmp_path / "pack").rmdir()
+    task = Task("r", "sums", "", "train", ())
+    before = pipes()
+    with pytest.raises(FileNotFoundError):
+        runner.start(AgentCall(task, "http://127.0.0.1:1/e/k", "k", print, socket="/nowhere"))
+    assert pipes() == before
 
 
 def pipes() -> set[str]:

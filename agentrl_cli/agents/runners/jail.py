@@ -65,7 +65,6 @@ class JailedRunner(CommandRunner):
         del inner["LD_BIND_NOW"], inner["PYTHONHASHSEED"]
         inner["PATH"] = f"{Path(sys.prefix, 'bin')}:{inner['PATH']}"
         inner["PYTHONPATH"] = str(Path(paths.__file__).parent.parent)
-        read, write = os.pipe()
         uid = _FIRST_UID + (os.getpid() * 64 + next(_NUMBERS)) % _UIDS if os.geteuid() == 0 else 0
         mounts = [*_mounts(root, self._limits.disk_mb), "--ro-bind", call.socket, SOCKET]
         limits = {
@@ -74,6 +73,7 @@ class JailedRunner(CommandRunner):
         }
         place = str(Path(INSIDE) / self._cwd.relative_to(root))
         port = str(urlsplit(call.root).port)
+        read, write = os.pipe()
         given = [
             str(uid),
             port,
