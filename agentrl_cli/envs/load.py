@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,11 +63,11 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
         raise ConfigError(
             f"{where}: an interaction takes {', '.join(sorted(KEYS))}, not {entry!r}."
         )
-    for key, kind in (("script", list), ("model", Mapping), ("config", Mapping)):
+    for key, kind in (("script", list), ("model", Mapping), ("config", Mapping), ("reward", Real)):
         if entry.get(key) is not None and not isinstance(entry[key], kind):
             raise ConfigError(
-                f"{where}: an interaction's script is a list of texts, and its model and config are"
-                f" mappings, not {entry[key]!r}."
+                f"{where}: an interaction's script is a list of texts, its reward a number, and its model and"
+                f" config are mappings, not {entry[key]!r}."
             )
     config = dict(entry.get("config") or {})
     target = str(entry.get("class_name") or entry.get("function") or "")

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.errors import EnvError
-
-if TYPE_CHECKING:
-    from agentrl_cli.rewards import RewardContext, Scored
-    from agentrl_cli.types import Episode
+from agentrl_cli.rewards import RewardContext, Scored
+from agentrl_cli.types import Episode
 
 
 def same_calls(episode: Episode, ctx: RewardContext) -> Scored:

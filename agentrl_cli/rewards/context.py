@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import EnvError
 from agentrl_cli.types import Episode, Message, Task
 from agentrl_cli.types.content import content_text
 
@@ -96,18 +96,6 @@ class Gate:
         """The semaphore of the running event loop."""
         loop = asyncio.get_running_loop()
         return self._gates.setdefault(loop, asyncio.Semaphore(self._count))
-
-
-def require_keys(
-    given: Mapping[str, Any], known: Iterable[str], required: Iterable[str], where: str
-) -> None:
-    """Raise ConfigError for a key of task.yaml that is not known, or a required one without a value."""
-    unknown = sorted(set(given) - set(known))
-    missing = [key for key in required if not given.get(key)]
-    if unknown or missing:
-        lack = f"{' and '.join(missing)} missing"
-        problem = f"unknown keys: {', '.join(unknown)}" if unknown else lack
-        raise ConfigError(f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(known))}.")
 
 
 def split_messages(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:

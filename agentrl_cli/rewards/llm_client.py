@@ -12,22 +12,21 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
+from pydantic import Field
+
+from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import BadAnswer, ConfigError, EnvError, PolicyError
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, part
 from agentrl_cli.policies.remote.http import Endpoint, check_address
-from agentrl_cli.rewards.context import Gate, require_keys
+from agentrl_cli.rewards.context import Gate
 from agentrl_cli.types import Message
 from agentrl_cli.types.plain import is_text
-
-KEYS = (
-    "url model api_key_env temperature max_tokens timeout retries concurrency"
-    " budget_calls budget_tokens cache"
-).split()
+from agentrl_cli.types.section import Count, Positive, Seconds
 
 
 @dataclass
@@ -35,26 +34,25 @@ class Asked:
     """An endpoint with its model, limits, cache and budget; one is shared by all episodes."""
 
     url: str
-    model: str
+    model: Annotated[str, Field(min_length=1)]
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; its value is never stored."""
     temperature: float = 0.0
-    max_tokens: int = 512
-    timeout: float = 60.0
+    max_tokens: Positive = 512
+    timeout: Seconds = 60.0
     """Timeout of one attempt, in seconds."""
-    retries: int = 3
-    concurrency: int = 8
-    budget_calls: int | None = None
+    retries: Count = 3
+    concurrency: Positive = 8
+    budget_calls: Count | None = None
     """Maximum number of requests; cached answers are free."""
-    budget_tokens: int | None = None
+    budget_tokens: Count | None = None
     """Tokens (prompt and answer, as counted by the server) after which no request is sent."""
     cache: str | None = ""
     """A JSONL file to cache answers in, beside the file that names it; "": in memory only; None: no cache."""
-    calls: int = 0
-    tokens: int = 0
-    _answers: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self.calls = self.tokens = 0
+        self._answers: dict[str, str] = {}
         self.gate = Gate(self.concurrency)
         self._locks = WeakValueDictionary[Any, asyncio.Lock]()
 
@@ -64,18 +62,12 @@ class Asked:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> Asked:
-        """Makes it from a mapping of a file in `folder`.
-
-        Raises ConfigError for unknown keys, or if url or model is missing.
-        """
-        require_keys(given, KEYS, ("url", "model"), where)
+        """Make it from a mapping of a file in `folder`. Raises ConfigError for one that it cannot be made of."""
+        asked = read_as(cls, given, where, [field.name for field in fields(cls)])
+        asked.cache = asked.cache and str(folder / asked.cache)
         try:
-            asked = cls(**given)
-            asked.cache = asked.cache and str(folder / asked.cache)
             check_address(asked.url)
-            if asked.concurrency < 1:
-                raise PolicyError("`concurrency` must be at least 1: no request would be sent.")
-        except (TypeError, PolicyError) as error:
+        except PolicyError as error:
             raise ConfigError(f"{where}: {error}") from error
         if asked.cache and Path(asked.cache).is_file():
             for line in Path(asked.cache).read_text(encoding="utf-8").splitlines():

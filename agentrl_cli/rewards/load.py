@@ -9,20 +9,33 @@ proof: {timeout: 5, main_thread: true}     seconds of one call; for code that se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
+
+from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.hooks.threads import stay_in_loop
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import foreign_imports
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.adapt import adapt_reward
-from agentrl_cli.rewards.context import require_keys
+from agentrl_cli.types.section import Seconds
 
-KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
+
+class Entry(BaseModel):
+    """An entry under `rewards:`. At most one of function, judge and model; without any it is of task.py."""
+
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    primary: bool | None = None
+    function: str | None = None
+    kwargs: dict[str, Any] | None = None
+    judge: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+    timeout: Seconds | None = None
+    main_thread: bool | None = None
 
 
 def load_reward(
@@ -30,52 +43,31 @@ def load_reward(
 ) -> Reward:
     """Return a reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
-    require_keys(value, KEYS, (), where)
-    if sum(key in value for key in ("function", "judge", "model")) > 1:
+    entry = read_as(Entry, value, where, Entry.model_fields, strict=True)
+    if sum(one is not None for one in (entry.function, entry.judge, entry.model)) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
-    weight, primary, timeout = value.get("weight", 1.0), value.get("primary"), value.get("timeout")
-    if (
-        isinstance(weight, bool)
-        or not isinstance(weight, (int, float))
-        or not math.isfinite(weight)
-    ):
-        raise ConfigError(f"{where}: `weight` must be a number, not {weight!r}.")
-    if primary is not None and not isinstance(primary, bool):
-        raise ConfigError(f"{where}: `primary` must be true or false, not {primary!r}.")
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0
-    ):
-        raise ConfigError(f"{where}.timeout is {timeout!r}; seconds above 0 are expected.")
-    function = _function(folder, where, name, value, functions)
-    return Reward(
-        name, function, float(weight), bool(primary), None if timeout is None else float(timeout)
-    )
+    function = _function(folder, where, name, entry, functions)
+    return Reward(name, function, entry.weight, bool(entry.primary), entry.timeout)
 
 
 def _function(
-    folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]
+    folder: Path, where: str, name: str, entry: Entry, functions: Mapping[str, Any]
 ) -> Any:
-    if "judge" in value:
+    if entry.judge is not None:
         from agentrl_cli.rewards.judge import Judge
 
-        return Judge.of(_mapping(value["judge"], where), f"{where}.judge", folder)
-    if "model" in value:
+        return Judge.of(entry.judge, f"{where}.judge", folder)
+    if entry.model is not None:
         from agentrl_cli.rewards.model import RewardModel
 
-        return RewardModel.of(_mapping(value["model"], where), f"{where}.model", folder)
-    if value.get("function") is None:
+        return RewardModel.of(entry.model, f"{where}.model", folder)
+    if entry.function is None:
         if name not in functions:
             raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
         found = functions[name]
     else:
         with foreign_imports(folder):
-            found = resolve("rewards", {}, str(value["function"]), base=folder)
-    if value.get("main_thread"):
+            found = resolve("rewards", {}, entry.function, base=folder)
+    if entry.main_thread:
         stay_in_loop(found)
-    return adapt_reward(found, value.get("kwargs"))
-
-
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: judge and model are mappings.")
-    return value
+    return adapt_reward(found, entry.kwargs)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-from agentrl_cli.errors import ConfigError, EnvError, ModelError, describe_error
+from pydantic import Field
+
+from agentrl_cli.config.yamlfile import read_as
+from agentrl_cli.errors import EnvError, ModelError, describe_error
 from agentrl_cli.hooks.threads import in_thread
-from agentrl_cli.rewards.context import Gate, RewardContext, Scored, require_keys, split_messages
+from agentrl_cli.rewards.context import Gate, RewardContext, Scored, split_messages
+from agentrl_cli.types import Episode
 from agentrl_cli.types.content import content_text
-
-if TYPE_CHECKING:
-    from agentrl_cli.types import Episode
-
-KEYS = {"name", "device", "max_tokens", "squash", "revision"}
+from agentrl_cli.types.section import Positive
 
 
+@dataclass(eq=False)
 class RewardModel:
     """`model: {name, device, max_tokens, squash}` in task.yaml; a reward function. Loaded at the first episode.
 
@@ -26,29 +28,23 @@ class RewardModel:
     failure, or an output that is not a number is an EnvError.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        device: str = "cpu",
-        max_tokens: int = 4096,
-        squash: str = "none",
-        revision: str | None = None,
-    ) -> None:
-        if squash not in ("none", "sigmoid"):
-            raise ConfigError(f"A reward model's squash is none or sigmoid, not {squash!r}.")
-        self.name, self.device, self.max_tokens, self.squash = name, device, max_tokens, squash
-        self.revision = revision
+    name: Annotated[str, Field(min_length=1)]
+    device: str = "cpu"
+    max_tokens: Positive = 4096
+    squash: Literal["none", "sigmoid"] = "none"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
         self._loaded: tuple[Any, Any] | None = None
         self._one_at_a_time = Gate(1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> RewardModel:
-        """Makes it from a mapping; a folder beside task.yaml takes precedence over a hub name."""
-        require_keys(given, KEYS, ("name",), where)
-        name = str(given["name"])
-        path = folder / name
-        return cls(**{**given, "name": str(path) if path.is_dir() else name})
+        """Make it from a mapping; a folder beside task.yaml takes precedence over a hub name."""
+        made = read_as(cls, given, where, [field.name for field in fields(cls)])
+        path = folder / made.name
+        made.name = str(path) if path.is_dir() else made.name
+        return made
 
     async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
         prompt, completion = split_messages(episode, ctx)

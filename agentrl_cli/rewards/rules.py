@@ -9,15 +9,13 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.registry.old_modules import keep_old_names
-
-if TYPE_CHECKING:
-    from agentrl_cli.rewards import RewardContext, Scored
-    from agentrl_cli.types import Episode
+from agentrl_cli.rewards import RewardContext, Scored
+from agentrl_cli.types import Episode
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 SQL_SECONDS, SQL_ROWS = 10.0, 100_000

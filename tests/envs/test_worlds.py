@@ -388,6 +388,7 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
             "a function",
         ),
         ([{"name": "a", "script": "Thanks."}], ConfigError, "a list of texts, .* not 'Thanks.'"),
+        ([{"name": "a", "script": ["b"], "reward": "c"}], ConfigError, "reward a number, .*'c'"),
         (
             [{"name": "a", "model": "qwen"}],
             ConfigError,
@@ -395,7 +396,7 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
         ),
         (["gess_number"], NotFound, "'gess_number'"),
         ("missing.yaml", ConfigError, "does not exist"),
-        ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "model missing"),
+        ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "a.model: Field required"),
     ],
 )
 def test_entries_that_cannot_be(

@@ -200,9 +200,11 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
     assert (await score(episode(), [reward], context()))[0].value == 0.25
     wrong: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         ({"function": "mine.py:compute"}, NotFound, "'compute'"),
-        ({"wait": 1}, ConfigError, "unknown keys: wait"),
+        ({"wait": 1}, ConfigError, "No key in .*rewards.r named .wait."),
         ({"function": mine, "judge": {}}, ConfigError, "more than one"),
-        ({"model": {}}, ConfigError, "name missing"),
+        ({"model": {}}, ConfigError, "model.name: Field required"),
+        ({"model": {"name": "x", "max_tokens": "many"}}, ConfigError, "max_tokens: .*integer"),
+        ({"function": mine, "kwargs": [1]}, ConfigError, "kwargs: Input should be a valid dict"),
     )
     for given, error, words in wrong:
         with pytest.raises(error, match=words):
@@ -396,11 +398,13 @@ async def test_budgets_of_calls_and_tokens(
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"uril": 1}, "unknown keys: uril"),
-        ({"model": None}, "model missing"),
+        ({"uril": 1}, "No key in here named .uril."),
+        ({"model": None}, "here.model: Field required"),
         ({"url": "x"}, "not an HTTP address"),
-        ({"concurrency": 0}, "concurrency. must be at least 1"),
+        ({"concurrency": 0}, "concurrency: .* greater than or equal to 1"),
+        ({"budget_calls": "few"}, "budget_calls: .*integer"),
         ({"low": 3, "high": 3}, "from low to high"),
+        ({"low": "bad"}, "low: .*number"),
         ({"prompt": "{nothing}"}, "placeholder"),
     ],
 )
@@ -469,8 +473,8 @@ async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path:
         await value(RewardModel(str(tiny), max_tokens=5))
     with pytest.raises(ModelError, match="cannot be loaded"):
         await value(RewardModel(str(tmp_path)))
-    with pytest.raises(ConfigError, match="none or sigmoid"):
-        RewardModel("x", squash="tanh")
+    with pytest.raises(ConfigError, match="squash: .*.none. or .sigmoid."):
+        RewardModel.of({"name": "x", "squash": "tanh"}, "here", tmp_path)
 
 
 # --- graders that answer nothing, never answer, or would end the process ---

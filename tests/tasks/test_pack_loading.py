@@ -178,18 +178,14 @@ def test_the_code_pack_is_as_large_as_promised() -> None:
     assert len(pack.tasks("train")) >= 400 and len(pack.tasks("test")) >= 150
 
 
-NUMBER = "`weight` must be a number"
+NUMBER = "weight: Input should be a valid number"
 FAMILIES = "families: {train: [one], heldout: [two]}"
 WRONG_VALUES = (
-    (
-        "primary: true",
-        "primary: maybe",
-        "rewards.exact: `primary` must be true or false, not 'maybe'",
-    ),
-    ("primary: true", "primary: 1", "`primary` must be true or false"),
-    ("weight: 2.0", "weight: lots", f"rewards.exact: {NUMBER}, not 'lots'"),
+    ("primary: true", "primary: maybe", "rewards.exact.primary: Input should be a valid boolean"),
+    ("primary: true", "primary: 1", "exact.primary: Input should be a valid boolean (it is 1)"),
+    ("weight: 2.0", "weight: lots", f"rewards.exact.{NUMBER} (it is 'lots')"),
     ("weight: 2.0", "weight: true", NUMBER),
-    ("weight: 2.0", "weight: .nan", NUMBER),
+    ("weight: 2.0", "weight: .nan", "weight: Input should be a finite number"),
     ("brief: 0.5", "brief: true", NUMBER),
     ("brief: 0.5", "brief: words", "rewards.brief must be a weight or a mapping"),
     ("sandbox: false", "sandbox: maybe", "sandbox must be true, false"),
