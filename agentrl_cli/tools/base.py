@@ -12,8 +12,8 @@ import json
 import re
 import time
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,9 @@ class Tool:
         if problem:
             return ToolResult(f"Bad tool call: {problem}.", error="bad_arguments")
         limit = None if self.own_timeout else self.timeout if self.timeout is not None else timeout
-        async with self._place():
+        gate = self._gate()
+        await gate.pace(self.rate)
+        async with gate.places:
             started = time.perf_counter()
             levels: set[str] = set()
             mark = USED.set(levels)
@@ -186,30 +188,21 @@ class Tool:
         seconds = result.seconds or time.perf_counter() - started
         return replace(result, seconds=seconds, level=result.level or ",".join(sorted(levels)))
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """Wait for the rate limit, then for a free slot. Limits belong to the running loop."""
-        gate = self._gate()
-        await gate.pace(self.rate)
-        if gate.places is None:
-            yield
-            return
-        async with gate.places:
-            yield
-
     def _gate(self) -> _Gate:
+        """Return the rate limit and the slots, which belong to the running loop."""
         loop = asyncio.get_running_loop()
         gate: _Gate | None = self.__dict__.get("_gate_of_loop")
         if gate is None or gate.loop is not loop:
-            gate = _Gate(loop, asyncio.Semaphore(self.concurrency) if self.concurrency else None)
-            self.__dict__["_gate_of_loop"] = gate
+            gate = self.__dict__["_gate_of_loop"] = _Gate(
+                loop, asyncio.Semaphore(self.concurrency) if self.concurrency else nullcontext()
+            )
         return gate
 
 
 @dataclass
 class _Gate:
     loop: asyncio.AbstractEventLoop
-    places: asyncio.Semaphore | None
+    places: asyncio.Semaphore | nullcontext[None]
     next_start: float = 0.0
 
     async def pace(self, rate: float | None) -> None:
