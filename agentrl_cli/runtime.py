@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.waits import Watchman
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
+from agentrl_cli.rollout.parts import Parts, open_parts
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tasks import Pack
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from agentrl_cli.policies.protocols import Policy
     from agentrl_cli.rollout import Rollout
     from agentrl_cli.rollout.context import Workers
-    from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.trainer.compute import Team
 
 SMALL = 64 * 2**20
@@ -39,17 +38,14 @@ M_ARENA_MAX = -8
 
 
 @dataclass
-class Runtime:
-    """The open parts of a run."""
+class Runtime(Parts):
+    """The open parts of a run: those of its episodes, the policy and the store."""
 
     config: Config
     base: Path
     """The project folder, to which relative paths refer."""
-    packs: dict[str, Pack]
     loaded: Loaded
     store: Store
-    hooks: HookList
-    sandbox: Sandbox | None
     workers: Workers | None = None
     """What makes the episodes; None: this process."""
     frozen: dict[str, Policy] = field(default_factory=dict)
@@ -94,7 +90,6 @@ async def open_runtime(
     """
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.load import load_policy
-    from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
     async with contextlib.AsyncExitStack() as stack:
@@ -123,8 +118,9 @@ async def open_runtime(
             workers = await stack.enter_async_context(pool) or workers
         if workers is not None:
             loaded.policy = workers.policy(loaded)
-        opened_parts = (parts.packs, loaded, store, parts.hooks, parts.sandbox, workers)
-        made = Runtime(config, base, *opened_parts)
+        made = Runtime(
+            parts.packs, parts.hooks, parts.sandbox, config, base, loaded, store, workers
+        )
         stack.push_async_callback(made.close)
         yield made
 
