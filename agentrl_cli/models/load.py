@@ -186,7 +186,7 @@ def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING
 
-    given = _config(folder)
+    given = read_config(folder)
     own = [
         str(value).rpartition("--")[2]
         for value in (given.get("auto_map") or {}).values()
@@ -224,7 +224,7 @@ def auto_class(folder: Path) -> Any:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = _config(folder)
+    config = read_config(folder)
     return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
 
 
@@ -318,22 +318,24 @@ def _download(name: str, config: ModelConfig) -> Path:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        data = json.loads(path.read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{path.parent} cannot be loaded: {path.name} cannot be read: {error}"
         ) from error
     return data
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def read_config(folder: Path) -> Mapping[str, Any]:
     """Return a folder's config.json; empty without one."""
     return _json(folder / "config.json") if (folder / "config.json").is_file() else {}
 
 
 def configured_length(folder: Path) -> int:
     """Return the positions of the model in a folder by its configuration alone: nothing is loaded."""
-    config = _config(folder)
+    config = read_config(folder)
     found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get(
         "max_position_embeddings"
     )

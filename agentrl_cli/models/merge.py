@@ -6,7 +6,6 @@ its place and renamed into it, so that it is whole or not there.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from torch import nn
 
 from agentrl_cli.chat.families import family_of
 from agentrl_cli.config import ModelConfig
-from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
+from agentrl_cli.errors import TemplateError, UsageError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.checkpoint import CHECKSUMS, written_whole
 from agentrl_cli.models.device import pick_dtype
@@ -26,6 +25,7 @@ from agentrl_cli.models.load import (
     load_model,
     load_tokenizer,
     model_folder,
+    read_config,
     require_undamaged,
 )
 from agentrl_cli.models.save import copy_tokenizer
@@ -134,8 +134,5 @@ def _copy(source: Path, target: Path) -> None:
 
 def _stored_dtype(folder: Path) -> str:
     """Return the dtype of the weights by config.json; float32 where it names none."""
-    try:
-        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    data = read_config(folder)
     return str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")

@@ -78,6 +78,8 @@ def test_a_missing_model(project: Path, cli: Cli) -> None:
     ("file", "content", "said"),
     [
         ("config.json", b"{", "cannot be loaded"),
+        ("config.json", b"[]", "not a JSON object"),
+        ("config.json", b'{"model_type": "\xff"}', "config.json cannot be read"),
         ("config.json", b'{"model_type": "no-such-architecture"}', "cannot be loaded"),
         ("model.safetensors", b"nonsense", "corrupt"),
         ("model.safetensors", None, "cannot be loaded"),
