@@ -84,17 +84,25 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
 
 
 def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
-    """Tasks in two splits, which would make an evaluation measure memory.
+    """Tasks in two splits, which would make an evaluation measure memory, and ids, which would mix attempts up.
 
     None if the author gave one source to both splits, or an environment makes the rows.
     """
     seen: dict[str, Task] = {}
+    ids: dict[str, Task] = {}
+
+    def apart(a: Task, b: Task) -> bool:
+        return a.split != b.split and pack.source(a.split) != pack.source(b.split)
+
     for task in () if pack.rows is not None else tasks:
         first = seen.setdefault(
             question(task.prompt, task.data, getattr(pack.module, "WORLD", ())), task
         )
-        if first.split != task.split and pack.source(first.split) != pack.source(task.split):
+        named = ids.setdefault(task.id, task)
+        if apart(first, task):
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
+        elif apart(named, task):
+            yield Problem(task.id, f"a row of {named.split} has this id, too")
 
 
 def _tools(pack: Pack) -> Iterator[Problem]:

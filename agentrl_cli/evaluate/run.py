@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli._version import __version__
 from agentrl_cli.config import Config
-from agentrl_cli.errors import NotFound, RunFailed
+from agentrl_cli.errors import DataError, NotFound, RunFailed
 from agentrl_cli.evaluate.result import Attempt, EvalResult
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
@@ -64,7 +64,8 @@ def pick_tasks(
 ) -> list[Task]:
     """Return the tasks of the splits, at most `limit` of each, spread evenly over its file, the same every time.
 
-    A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has.
+    A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has, DataError
+    for rows of two splits with one id.
     """
     by_split = {}
     for split in splits:
@@ -78,7 +79,16 @@ def pick_tasks(
         by_split = {
             s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()
         }
-    return [task for tasks in by_split.values() for task in spread(tasks, limit)]
+    chosen = [task for tasks in by_split.values() for task in spread(tasks, limit)]
+    split_of: dict[str, str] = {}
+    for task in chosen:
+        if task.id in split_of:
+            raise DataError(
+                f"{task.id} is a row of {split_of[task.id]} and of {task.split}: attempts at it would be mixed up.",
+                hint="Give each row of a pack an id of its own; `agentrl check` lists those with another's.",
+            )
+        split_of[task.id] = task.split
+    return chosen
 
 
 def has_split(pack: Pack, split: str) -> bool:

@@ -69,6 +69,13 @@ async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path)
     assert any("train.jsonl:2: not JSON" in problem for problem in await problems(pack))
 
 
+async def test_an_id_of_two_splits_is_a_problem(pack: Path) -> None:
+    train, test = pack / "data" / "train.jsonl", pack / "data" / "test.jsonl"
+    row = json.loads(train.read_text().splitlines()[0])
+    test.write_text(json.dumps({**row, "prompt": "Another question?"}) + "\n")
+    assert f"echo-task/{row['id']}: a row of train has this id, too" in await problems(pack)
+
+
 async def test_every_bad_line_is_reported_and_the_good_ones_are_still_checked(pack: Path) -> None:
     train = pack / "data" / "train.jsonl"
     rows = [json.loads(line) for line in train.read_text().splitlines()[:6]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Chat, Config, Outcome, Pack, Policy, ScriptedPolicy, load_pack
-from agentrl_cli.errors import ModelError, NotFound, PolicyError, RunFailed
+from agentrl_cli.errors import DataError, ModelError, NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
     Attempt,
     EvalResult,
@@ -489,6 +489,10 @@ def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
         pick_tasks(packs, ["test"], families=["thre"])
     with pytest.raises(NotFound, match="tets"):
         pick_tasks(packs, ["tets"])
+    held = packs["words"].dir / "data" / "heldout.jsonl"
+    held.write_text(held.read_text().replace('"h0"', '"t0"'))
+    with pytest.raises(DataError, match="words/t0 is a row of test and of heldout"):
+        pick_tasks(packs, ["test", "heldout"])
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
