@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
@@ -59,7 +60,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
     """Return a fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
     from peft import LoraConfig as PeftLora
-    from peft import PeftModel, get_peft_model
+    from peft import get_peft_model
 
     if config.path is not None:
         path = base / Path(config.path).expanduser()
@@ -67,9 +68,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
             raise ModelError(
                 f"No adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
             )
-        with quiet_peft(), utf8_name(path) as named:
-            loaded: nn.Module = PeftModel.from_pretrained(model, str(named), is_trainable=True)
-        return loaded
+        return put_adapter(model, path, trainable=True)
     lora = PeftLora(
         r=config.r,
         lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,  # type: ignore[arg-type]
@@ -108,8 +107,13 @@ def lora_parts(layer: Any) -> tuple[nn.Linear, list[str]] | None:
     return base, [] if off else [name for name in layer.active_adapters if name in layer.lora_A]
 
 
-def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:
-    """Return the model with the adapter of a folder beside those it has, under a name. Raises ModelError."""
+def put_adapter(
+    model: nn.Module, folder: Path, name: str = "default", *, trainable: bool = False
+) -> nn.Module:
+    """Return the model with the adapter of a folder beside those it has, under a name. In eval mode. Raises ModelError.
+
+    `trainable`: the weights of a first adapter require a gradient.
+    """
     from peft import PeftModel
 
     try:
@@ -118,8 +122,8 @@ def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:
                 loader: Any = model
                 loader.load_adapter(str(named), adapter_name=name)
             else:
-                model = PeftModel.from_pretrained(model, str(named), adapter_name=name)
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
+                model = PeftModel.from_pretrained(model, str(named), name, is_trainable=trainable)
+    except (SafetensorError, ValueError, RuntimeError, OSError, KeyError) as error:
         raise ModelError(f"The adapter in {folder} cannot be loaded: {short(error)}") from error
     return model.eval()
 

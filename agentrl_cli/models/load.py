@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from agentrl_cli.chat.families import FAMILIES, family_template
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
-from agentrl_cli.models.adapter import ADAPTER_FILE, quiet_peft, short
+from agentrl_cli.models.adapter import ADAPTER_FILE, put_adapter, short
 from agentrl_cli.models.checkpoint import CHECKSUMS, damage
 from agentrl_cli.models.device import pick_device, pick_dtype, quantization
 from agentrl_cli.models.save import quiet
@@ -113,7 +115,8 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """Return a causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
-        return _load_adapter(folder, config, base)
+        under = load_model(adapter_base(folder, config, base=base), config, base=base)
+        return put_adapter(under, folder, trainable=True)
     quiet()
     more, written = remote_code(folder, config), _json(folder / "config.json")
     refuse_encoder(folder, written)
@@ -138,13 +141,10 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         raise ModelError(
             f"The model in {folder} cannot be loaded: {short(error)}", hint=advice(written, error)
         ) from error
-    except Exception as error:
-        kind = type(error).__name__
-        if kind not in {"SafetensorError", "PickleError", "UnpicklingError"}:
-            raise
+    except (SafetensorError, pickle.PickleError) as error:
         what = (
             short(error)
-            if kind == "SafetensorError"
+            if isinstance(error, SafetensorError)
             else "a .bin file is cut short, or holds more than tensors."
         )
         raise ModelError(
@@ -158,15 +158,6 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         with torch.no_grad():
             ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
     return ready
-
-
-def _load_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
-    from peft import PeftModel
-
-    under = load_model(adapter_base(folder, config, base=base), config, base=base)
-    with quiet_peft(), utf8_name(folder) as name:
-        model: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
-    return model.eval()
 
 
 def _require_complete(folder: Path, missing: Collection[str]) -> None:

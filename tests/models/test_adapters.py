@@ -337,6 +337,13 @@ def merged_from(name: Path | str, base: Path, out: str = "out", **options: Any) 
     return merge(str(name), base / out, Config().model, base=base, **options)
 
 
+def test_an_adapter_of_damaged_weights_is_named(adapter_folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(adapter_folder, tmp_path / "broken")
+    (broken / "adapter_model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match=r"The adapter in .*broken cannot be loaded"):
+        load_model(broken, CONFIG, base=tmp_path)
+
+
 def test_an_adapter_is_loaded_without_a_word_and_merged(
     source: Path, adapter_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
