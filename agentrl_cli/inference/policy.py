@@ -109,11 +109,6 @@ class LocalPolicy:
         """Memory for keys and values (blocks of positions; bytes with the fallback) and its cost."""
         return self._engine.metrics()
 
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt positions computed so far; tests and metrics read it."""
-        return int(self.metrics["rollout/prefill_tokens"])
-
     def take_metrics(self) -> dict[str, float]:
         """`metrics`, counted from here on."""
         return self._engine.metrics(reset=True)

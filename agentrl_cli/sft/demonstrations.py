@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.tasks import Pack, question
@@ -96,19 +97,13 @@ class Recipe(Schedule):
 
 
 def parse_recipe(settings: Mapping[str, Any], path: Path) -> Recipe:
-    """Return the recipe of a file's settings. Raises ConfigError for unknown or missing keys."""
-    try:
-        return Recipe(
-            **{
-                **settings,
-                "lessons": [Lesson(**lesson) for lesson in settings.get("lessons") or ()],
-            }
-        )
-    except TypeError as error:
+    """Return the recipe of a file's settings. Raises ConfigError for an unknown or missing key, or a bad value."""
+    if "packs" not in settings:
         raise ConfigError(
-            f"{path} is not a recipe of packs: {error}",
+            f"{path} is not a recipe of packs: it has no `packs`.",
             hint="A recipe without `packs` has a recipe.py beside it.",
-        ) from error
+        )
+    return read_as(Recipe, settings, str(path), [one.name for one in fields(Recipe)])
 
 
 def demonstrations(

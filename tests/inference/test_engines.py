@@ -64,7 +64,7 @@ async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
     assert isinstance(policy, Policy)
     assert (runner_of(policy)._short is None) == (kind in ("gemma2", "gpt-oss"))
     # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
-    assert policy.prefill_tokens < sum(len(ids) for ids in prompts(count=16))
+    assert policy.metrics["rollout/prefill_tokens"] < sum(len(ids) for ids in prompts(count=16))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
@@ -223,7 +223,7 @@ async def test_a_common_prompt_is_kept_once(kind: str) -> None:
     how = [Sampling(max_new_tokens=8, seed=n, temperature=n) for n in range(rows)]
     every = await asyncio.gather(*(policy.generate(str(n), ids, how[n]) for n in range(rows)))
     assert policy.metrics["rollout/kv_blocks_peak"] <= 7 + rows
-    assert policy.prefill_tokens == 199
+    assert policy.metrics["rollout/prefill_tokens"] == 199
     assert every[0].ids.tolist() == greedy(model, ids, 8, None)[0]
     for n, said in enumerate(every):
         with torch.no_grad():
@@ -270,7 +270,7 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(
     assert max(seen) <= most * position
     assert policy.metrics["rollout/preemptions"] == 0
     # the first prompts, and what came between the turns
-    assert policy.prefill_tokens == (63 if shared else 8 * 63) + 8 * 20
+    assert policy.metrics["rollout/prefill_tokens"] == (63 if shared else 8 * 63) + 8 * 20
 
 
 def engine_of(policy: Any) -> PagedEngine:

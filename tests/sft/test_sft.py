@@ -203,8 +203,16 @@ def test_the_bundled_models_recipes_go_by_their_names_and_a_bad_one_is_named(
     with pytest.raises(NotFound, match="tiny-other is not a recipe") as found:
         find_recipe("tiny-other")
     assert "recipes/tiny_tools of a checkout" in found.value.hint
-    with pytest.raises(ConfigError, match=r"bad\.yaml is not a recipe.*step"):
-        parse_recipe({"packs": {}, "step": 3}, tmp_path / "bad.yaml")
+    for bad, said in (
+        ({"steps": 3}, r"bad\.yaml is not a recipe.*packs"),
+        ({"packs": {}, "step": 3}, r"No key in .*bad\.yaml named .step."),
+        ({"packs": ["echo-task"]}, r"bad\.yaml\.packs: "),
+        ({"packs": {}, "lessons": [{"steps": "many"}]}, r"bad\.yaml\.lessons: "),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse_recipe(bad, tmp_path / "bad.yaml")
+    read = parse_recipe({"packs": {}, "lr": "3e-4", "lessons": [{"steps": 2}]}, tmp_path)
+    assert (read.lr, read.lessons[0].steps) == (3e-4, 2), "YAML reads 3e-4 as a text"
 
 
 def test_a_recipe_of_packs_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
