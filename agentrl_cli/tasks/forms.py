@@ -58,6 +58,8 @@ def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
         raise DataError(f"the form {name!r} needs the field {error.args[0]!r}.") from error
     except EnvError as error:
         raise DataError(f"an image or a video of the row: {error.message}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"a value of the row does not fit the form {name!r}: {error}.") from error
 
 
 def messages(row: Row) -> Row:

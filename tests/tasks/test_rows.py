@@ -104,6 +104,11 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
         ({**OWN, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
         ({**OWN, "images": ["https://a.b/c.png"]}, "is not downloaded"),
         ({**OWN, "images": ["~no-such-user.png"]}, "'~no-such-user.png' is not a path"),
+        (
+            {**OWN, "prompt": [{"role": "user", "content": None}], "images": ["a.png"]},
+            "does not fit the form 'own'",
+        ),
+        ({**OWN, "videos": [{"video": "a.gif", "nframes": "many"}]}, "does not fit the form 'own'"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
         (
             {**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"},
