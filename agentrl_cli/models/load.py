@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,9 +29,7 @@ from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, ref
 from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
+from agentrl_cli.store import Store
 
 
 def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | None = None) -> Path:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -29,9 +29,7 @@ from agentrl_cli.models.load import (
     require_undamaged,
 )
 from agentrl_cli.models.save import copy_tokenizer
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
+from agentrl_cli.store import Store
 
 NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, tool_env
@@ -12,12 +11,10 @@ from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, finite
 from agentrl_cli.rollout.job import Job
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import Episode, Message, RewardPart, Task
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
 
 
 async def make_env(

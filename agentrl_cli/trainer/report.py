@@ -150,7 +150,6 @@ class Reporter:
         self.config = config
         self.store = store
         self.run = run
-        self.run_id = run.id
         self.narrate = narrate
         train = config.train
         self.health = Health(train.stop_on.alerts, train.stop_on.patience, train.heal)
@@ -181,10 +180,10 @@ class Reporter:
             )
             for episode_id, signals in report.update.signals.items():
                 self.store.signals.add(episode_id, signals)
-            self.store.runs.add_step(self.run_id, report.step + 1, report.metrics)
+            self.store.runs.add_step(self.run.id, report.step + 1, report.metrics)
         self._ended.append(time.monotonic())
         line = f"step {report.step + 1}/{self.config.train.steps}  {report.line}"
-        self.store.journal.add_log(self.run_id, "info", line)
+        self.store.journal.add_log(self.run.id, "info", line)
         self.narrate(line + self._estimate_rest(report))
         if report.metrics.get("drift/by_design") and self._count("a rewriting template") == 1:
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
@@ -192,17 +191,17 @@ class Reporter:
         stop = self._alerts(report)
         self._errors(report.episodes)
         if report.foreign and self._count("calls of another parser") == 1:
-            self.store.journal.add_log(self.run_id, "warn", report.foreign)
+            self.store.journal.add_log(self.run.id, "warn", report.foreign)
             self.narrate(f"warning: {report.foreign}")
         return stop
 
     def engine(self, description: str) -> None:
         """Log what runs the model, and again if it changes: CUDA graphs may be given up during the run."""
         if not self._engine:
-            self.store.journal.add_event(self.run_id, "machine", machine(self.config.model.device))
+            self.store.journal.add_event(self.run.id, "machine", machine(self.config.model.device))
         if description != self._engine:
             self._engine = description
-            self.store.journal.add_log(self.run_id, "info", f"engine {description}")
+            self.store.journal.add_log(self.run.id, "info", f"engine {description}")
 
     def rehearsal(self, findings: Sequence[Finding]) -> None:
         """Report texts of the model that this run would skip as drift."""
@@ -213,7 +212,7 @@ class Reporter:
                 "; ".join(map(str, findings)) + ". algo.skip.drift=false trains them all the same."
             )
             self.store.journal.add_alert(
-                self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0
+                self.run.id, "warn", "drift", float(len(findings)), 0.0, text, step=0
             )
 
     def waits(self, lines: Sequence[str]) -> None:
@@ -225,7 +224,7 @@ class Reporter:
             text = f"waiting for {lines[0]}{more}"
         try:
             self.log("warn" if lines else "info", text)
-            self.store.journal.add_event(self.run_id, WAITING, {"lines": [*lines[:SHOWN_WAITS]]})
+            self.store.journal.add_event(self.run.id, WAITING, {"lines": [*lines[:SHOWN_WAITS]]})
         except StoreError as error:  # an earlier write's, which is for the run to end with
             self.store.postpone(error)
 
@@ -233,7 +232,7 @@ class Reporter:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
         name, _, text = error.message.partition(": ")
         text = f"{text[:1].upper()}{text[1:]} {error.hint}"
-        self.store.journal.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
+        self.store.journal.add_alert(self.run.id, "bad", name, 1.0, 0.0, text, step=step + 1)
 
     def end(self, error: BaseException | None, step: int, stopping: str) -> None:
         """Store how the run ended. Raises the cause if that fails and nothing else ended the run."""
@@ -246,9 +245,9 @@ class Reporter:
             text = "stopped at once" if cancelled else str(error)
         try:
             self.store.runs.update(
-                self.run_id, status=status, error=text, ended=time.time(), step=step
+                self.run.id, status=status, error=text, ended=time.time(), step=step
             )
-            retain(self.store, self.run_id, self.config.store)
+            retain(self.store, self.run.id, self.config.store)
             self.store.flush()
         except (StoreError, NotFound) as problem:
             cause = cause_of(problem, self.store, self.run)
@@ -262,7 +261,7 @@ class Reporter:
     def _alerts(self, report: StepReport) -> str:
         """Store the alerts of a step. Returns the name of the one that stops the run."""
         step = {**report.metrics, "step": report.step + 1}
-        before = self._steps or self.store.runs.steps(self.run_id)
+        before = self._steps or self.store.runs.steps(self.run.id)
         self._steps = [row for row in before if row["step"] <= report.step] + [step]
         now = {
             name: part.model_dump(mode="json")
@@ -283,7 +282,7 @@ class Reporter:
         alerts, stop = self.health.look(evidence)
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.words)
-            self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
+            self.store.journal.add_alert(self.run.id, *found, step=report.step + 1)
             count = self._count(alert.name)
             if alert.name == stop:
                 self.narrate(f"stopping: {alert.name}. {alert.line}")
@@ -330,7 +329,7 @@ class Reporter:
 
     def log(self, level: str, text: str) -> None:
         self.narrate(text)  # first: the store may be what does not answer
-        self.store.journal.add_log(self.run_id, level, text)
+        self.store.journal.add_log(self.run.id, level, text)
 
 
 def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:
