@@ -473,7 +473,7 @@ async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path:
         await value(RewardModel(str(tiny), max_tokens=5))
     with pytest.raises(ModelError, match="cannot be loaded"):
         await value(RewardModel(str(tmp_path)))
-    with pytest.raises(ConfigError, match="squash: .*.none. or .sigmoid."):
+    with pytest.raises(ConfigError, match=r"squash: .*.none. or .sigmoid."):
         RewardModel.of({"name": "x", "squash": "tanh"}, "here", tmp_path)
 
 

@@ -235,7 +235,7 @@ async def open_server(
             engine = SharedEngine(loaded.policy)
             models = ServedModels(loaded.name, engine, aliases=aliases)
         # By then the engine may have another policy.
-        stack.push_async_callback(lambda: engine.policy.close())
+        stack.push_async_callback(lambda: engine.policy.close())  # noqa: PLW0108
         for given in adapters:
             name, _, path = given.rpartition("=")
             await models.add(name or path, path)

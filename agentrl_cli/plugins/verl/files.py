@@ -33,6 +33,7 @@ from agentrl_cli.tasks.forms import Form, Row, message_list
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.types import Episode, Message, Task, ToolResult
 
+
 @dataclass
 class Instance:
     """A tool's instance of one episode."""

@@ -102,7 +102,7 @@ async def test_an_environment_of_the_users_file(
 def test_a_score_that_does_not_exist_is_refused() -> None:
     python = python_with("gym", "gymnasium")
     made = resolve("programs", {}, "gym")("CartPole-v1", score="sucess", python=python)
-    with pytest.raises(NotFound, match="No score named .sucess."):
+    with pytest.raises(NotFound, match=r"No score named .sucess."):
         made.rows(1)
 
 

@@ -348,7 +348,7 @@ def test_a_project_is_refused_with_a_sentence(
 
 def test_a_score_that_does_not_exist_is_refused() -> None:
     python = python_with("openenv", "websockets")
-    with pytest.raises(NotFound, match="No score named .lst."):
+    with pytest.raises(NotFound, match=r"No score named .lst."):
         OpenEnv("http://127.0.0.1:9", score="lst", python=python).rows(1)
 
 

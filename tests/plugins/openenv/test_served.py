@@ -200,7 +200,10 @@ def test_what_is_missing_is_said(project: Path, cli: Cli) -> None:
     for words, said in (
         ("--mcp", "--mcp does nothing with --openenv"),
         ("--journal j.db --idle 5", "--journal and --idle do nothing with --openenv"),
-        ("--parser qwen --done-if-invalid", "--parser and --done-if-invalid do nothing with --open"),
+        (
+            "--parser qwen --done-if-invalid",
+            "--parser and --done-if-invalid do nothing with --open",
+        ),
     ):
         cli("tools", "serve", "--openenv", *words.split(), code=2, said=said)
     if find_spec("websockets") is None:
