@@ -123,7 +123,7 @@ async def test_every_way_a_program_in_the_sandbox_can_end(tmp_path: Path, name: 
 
 
 @jailed
-def test_a_jail_for_a_folder_that_is_gone_leaves_no_pipe_open(tmp_path: Path) -> None:
+def test_a_jail_for_a_folder_that_is_missing_leaves_no_pipe_open(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     spec = read_agent(COMMAND, tmp_path / "pack", "agent")
     assert spec is not None
