@@ -80,21 +80,31 @@ def _count_drill(rng: random.Random) -> Row:
 
     A value before its name is the harder one: nothing at the value can know the name, so the name has to hold it.
     """
-    names = list(dict.fromkeys(word(rng) for _ in range(rng.choices((2, 3, 4), (50, 40, 10))[0])))
+    keys = _draw_keys(rng, rng.choices((2, 3, 4), (50, 40, 10))[0])
     high, form = rng.choice((9, 9, 40, 99, 999)), rng.choice(COUNTED)
     drawn = Value("integer", high, str(high), {"type": "integer"})
     said = rng.choice(("", "How many {}s."))
-    keys = {one: one + rng.choice(("", "s", "s")) for one in names}
     parameters = [Parameter(key, drawn, said.format(one)) for one, key in keys.items()]
     tool = replace(invent(rng, []), parameters=tuple(parameters))
     between, rounds = rng.choice((", ", ", ", " and ", " ")), list[Message]()
     for _ in range(rng.randint(3, 7)):
-        values = {one: rng.randint(1, high) for one in names}
+        values = {one: rng.randint(1, high) for one in keys}
         shown = [form.format(v=value, w=one) for one, value in values.items()]
         rng.shuffle(shown)
         arguments = {keys[one]: value for one, value in values.items()}
         rounds += [*prompt(None, between.join(shown)), call((tool.name, arguments))]
     return Row("bind_drill", (tool.schema,), tuple(rounds))
+
+
+def _draw_keys(rng: random.Random, count: int) -> dict[str, str]:
+    """Draw so many words, each with the name of its argument: the word itself or its plural. All names differ."""
+    keys: dict[str, str] = {}
+    while len(keys) < count:
+        one = word(rng)
+        key = one + rng.choice(("", "s", "s"))
+        if one not in keys and key not in keys.values():
+            keys[one] = key
+    return keys
 
 
 def bound(rng: random.Random) -> Row:

@@ -49,20 +49,25 @@ ENGLISH = tuple(
 
 PLAIN = tuple(
     """
-    about again ago amount apply argument array ask asked assistant away back bad because before being below best
-    better big boolean both brief call called case chance change child choice closed cold come contents custom data
-    default done dry end enum error even ever every expected fact far few field figures fine first for form found
-    four free from function functions gain general given goes good guess had half hand hard has have held help
-    helpful here high him his hold how identifier information input integer into its just keep kept kind know known
-    last late lease least left less life like limit line lines listed live living long look lost lot love made main
-    many may mean means mine missing more most much must near need needs never new nice none noted nothing now object
-    off often old once one open options other others our out over own pair parameters pay people per person plus poor
-    possible prints problem properties puts question quite ran rather real reference rest result rich role run said
-    same saw say see seen sell send sent shall she shop should shown since six size slow some soon sort speak spent
-    start stay step still stop strict such sure taken takes talk tall tell ten term than thank that their them then
-    there these they thin thing think this those three time told took tools try turn type under until use used user
-    usual very want was way weak weeks well went were what when where which while who whole why wide will wish within
-    without word work worst would write written yes yet you
+    about action address again ago amount apply argument arguments array ask asked assistant available away back bad
+    because before being belongs below best better big boolean both brief briefly call called case celsius chance
+    change character child choice choose closed cold come command compute contents csv currency data def default
+    degrees description desire diameter difference direction done dry edit encoded encryption end enum error
+    estimate even ever every execute expected expression fact false far few figures fine first for forecast form
+    format found four free friday from function functions gain general given gives goes good gram grams guess had
+    half hand hard has hash have held hello help helpful here high him his hold how humidity identifier identity
+    information input insert integer into its json just keep kept kilogram kilograms kind know known last late lease
+    least left less life like line lines listed liter live living look lost lot love made main many may mean means
+    mine minutes missing monday more most much must near need needs never new nice none noted nothing now off often
+    old once one option options other others our out over own pair parameters pay per percent person plus poor
+    possible prints problem product properties property puts python quantity quest question quite ran rather real
+    reference remove reply report required response rest result returns reward rich role rooms run said same saw say
+    seconds see seen select sell send sent session shall shares she shop should shown since six slow solve some soon
+    sort speak spent split start stay step still stop strict structure such sure taken takes talk tall tell ten term
+    than thank that their them then there these they thin thing think this those three thursday time told took tools
+    translate try tuesday turn type under unknown until use used user usual validate very want was way weak
+    wednesday weekend weeks well went were what when where which while who whole why will wish within without word
+    work worst would write written yes yet you
     """.split()
 )
 """Words that prompts are full of. Names have them too: else their tokens, common as they are, are never copied."""
@@ -123,13 +128,13 @@ def syllables(rng: random.Random, low: int = 2, high: int = 3) -> str:
 
 
 def letters(rng: random.Random) -> str:
-    """A word of unusual pieces: the ends of two English words joined, or letters at random.
+    """A word of unusual pieces: the ends of two words joined, or letters at random.
 
     What a model cannot read as known words it has to copy piece by piece, as it must a stranger's names.
     """
     if rng.random() < 0.75:
-        first, second = rng.choice(ENGLISH), rng.choice(ENGLISH)
-        return first[: rng.randint(1, 4)] + second[-rng.randint(2, 5) :]
+        first, second = rng.choice(ENGLISH + PLAIN), rng.choice(ENGLISH + PLAIN)
+        return first[: rng.randint(1, 6)] + second[-rng.randint(2, 6) :]
     return "".join(rng.choice(ALPHABET) for _ in range(rng.randint(2, 7)))
 
 
