@@ -12,7 +12,7 @@
 The trainings are 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own
 trainer; solved is the mean of the last ten steps, CPU seconds are those of the process; `reached` is the first step
 with a mean of 0.95 over ten. `train-generated` attempts the tool's five tasks of `generated`, which are none of its
-200 rows, eight times before and after; `train-orders` attempts five rows of each order eight times. Prints Markdown;
+200 rows, eight times before and after; `train-orders` attempts twenty rows of each order eight times. Prints Markdown;
 adds what it measured to benchmarks/results/bundled.json.
 --keep DIR keeps the projects, for `agentrl replay`.
 """
@@ -46,6 +46,8 @@ SYSTEM = "Solve the task. Use the tools."
 CHINESE_SYSTEM = "请使用工具回答问题。"
 RATE, WANTED = 3e-4, 0.95
 TRAININGS = ("train", "train-generated", "train-orders")
+HELD = 20
+"""Rows of each order that are attempted before and after a training, and at most so many tasks of a generated tool."""
 LIMITS = {
     "max_turns": 5,
     "max_new_tokens": 96,
@@ -238,7 +240,7 @@ def measure_training(
             )
         models = {"before": model, "after": str(folder / "runs" / trained[0])} if held else {}
         for when, one in models.items():
-            episodes = asyncio.run(sample(one, held, "train", 5, 8))
+            episodes = asyncio.run(sample(one, held, "train", HELD, 8))
             found[when] = summary(episodes)
             if len(held) > 1:
                 found[when]["orders"] = {
@@ -252,7 +254,7 @@ def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Sequence
     """Yield every training: name, pack, the packs of rows held out of it, seed."""
     if options.what == "train-orders":
         for one in (one for one in ORDERED if not options.only or one.name in options.only):
-            held = [pack_of(each, 1, 5) for each in one.subjects()]
+            held = [pack_of(each, 1, HELD) for each in one.subjects()]
             for seed in options.seeds:
                 yield one.name, pack_of(one.subject(), 1000 + seed, 200), held, seed
         return

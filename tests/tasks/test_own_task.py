@@ -293,10 +293,12 @@ def address() -> Iterator[str]:
         last = body["messages"][-1]
         if last["role"] == "tool":
             return completion(f"Answer: {last['content']}")
-        said = last["content"].split()  # 3 floors up works Badi. …
+        said = last["content"].split()  # Floor 3, Badi: …
         function = {
             "name": "badge",
-            "arguments": json.dumps({"name": said[4].rstrip("."), "floor": int(said[0])}),
+            "arguments": json.dumps(
+                {"name": said[2].rstrip(":"), "floor": int(said[1].rstrip(","))}
+            ),
         }
         call = {
             "role": "assistant",
