@@ -78,8 +78,11 @@ def read_as(
         return TypeAdapter(model).validate_python({**value, **fixed}, strict=strict)
     except ValidationError as error:
         first = error.errors()[0]
+        place = ".".join([where, *map(str, first["loc"])])
+        if first["type"] == "missing":
+            hint = f"Known keys: {', '.join(known)}."
+            raise ConfigError(f"{place} is missing.", hint=hint) from None
         text = str(first["msg"]).removeprefix("Value error, ")
-        place = f"{where}.{first['loc'][0]}" if first["loc"] else where
         raise ConfigError(f"{place}: {text} (it is {first['input']!r:.60}).") from None
 
 

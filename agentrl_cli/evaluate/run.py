@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,8 @@ def pick_tasks(
 ) -> list[Task]:
     """Return the tasks of the splits, at most `limit` of each, spread evenly over its file, the same every time.
 
-    A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has, DataError
-    for rows of two splits with one id.
+    A pack may lack a split, and a split may lack a family; a row of two splits is returned once. Raises NotFound for
+    a family that no split has, DataError for two rows with one id.
     """
     by_split = {}
     for split in splits:
@@ -80,15 +80,15 @@ def pick_tasks(
             s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()
         }
     chosen = [task for tasks in by_split.values() for task in spread(tasks, limit)]
-    split_of: dict[str, str] = {}
+    named: dict[str, Task] = {}
     for task in chosen:
-        if task.id in split_of:
+        first = named.setdefault(task.id, task)
+        if replace(task, split=first.split) != first:
             raise DataError(
-                f"{task.id} is a row of {split_of[task.id]} and of {task.split}: attempts at it would be mixed up.",
+                f"{task.id} is a row of {first.split} and of {task.split}: attempts at it would be mixed up.",
                 hint="Give each row of a pack an id of its own; `agentrl check` lists those with another's.",
             )
-        split_of[task.id] = task.split
-    return chosen
+    return [*named.values()]
 
 
 def has_split(pack: Pack, split: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +108,18 @@ def lora_parts(layer: Any) -> tuple[nn.Linear, list[str]] | None:
     return base, [] if off else [name for name in layer.active_adapters if name in layer.lora_A]
 
 
+UNREADABLE = (
+    SafetensorError,
+    pickle.PickleError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    OSError,
+    KeyError,
+)
+"""Errors of PEFT for an adapter that is damaged, or does not fit its model."""
+
+
 def put_adapter(
     model: nn.Module, folder: Path, name: str = "default", *, trainable: bool = False
 ) -> nn.Module:
@@ -123,7 +136,7 @@ def put_adapter(
                 loader.load_adapter(str(named), adapter_name=name)
             else:
                 model = PeftModel.from_pretrained(model, str(named), name, is_trainable=trainable)
-    except (SafetensorError, ValueError, RuntimeError, OSError, KeyError) as error:
+    except UNREADABLE as error:
         raise ModelError(f"The adapter in {folder} cannot be loaded: {short(error)}") from error
     return model.eval()
 

@@ -37,8 +37,9 @@ class Asked:
     model: Annotated[str, Field(min_length=1)]
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; its value is never stored."""
-    temperature: float = 0.0
-    max_tokens: Positive = 512
+    temperature: float | None = 0.0
+    """None, and so for `max_tokens`: the server's."""
+    max_tokens: Positive | None = 512
     timeout: Seconds = 60.0
     """Timeout of one attempt, in seconds."""
     retries: Count = 3
@@ -83,12 +84,9 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
 
     Raises EnvError if the endpoint fails after its retries, returns no text, or the budget is exhausted.
     """
-    body = {
-        "model": asked.model,
-        "messages": list(messages),
-        "temperature": asked.temperature,
-        "max_tokens": asked.max_tokens,
-    }
+    body: dict[str, Any] = {"model": asked.model, "messages": list(messages)}
+    limits = {"temperature": asked.temperature, "max_tokens": asked.max_tokens}
+    body |= {name: value for name, value in limits.items() if value is not None}
     if asked.cache is None:
         return await _send(asked, body)
     key = hashlib.sha256(json.dumps([asked.url, body], sort_keys=True).encode()).hexdigest()

@@ -44,6 +44,9 @@ def load_reward(
     """Return a reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
     entry = read_as(Entry, value, where, Entry.model_fields, strict=True)
+    for key in ("judge", "model"):
+        if key in value and value[key] is None:
+            raise ConfigError(f"{where}.{key} is empty.", hint="Fill it in, or remove the key.")
     if sum(one is not None for one in (entry.function, entry.judge, entry.model)) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
     function = _function(folder, where, name, entry, functions)

@@ -244,7 +244,7 @@ class GradeResult:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, as SIGKILL; its number if it has none."""
+    """Return the name of a signal, as SIGKILL; `signal 40` for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict
 
 from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.render import Chat
@@ -70,6 +71,8 @@ class Schedule:
 class Lesson:
     """Steps on a part of a recipe's families, before the rest of it."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     steps: int
     families: Sequence[str] = ()
     """Of the packs' rows; empty: all that are trained on."""
@@ -97,13 +100,17 @@ class Recipe(Schedule):
 
 
 def parse_recipe(settings: Mapping[str, Any], path: Path) -> Recipe:
-    """Return the recipe of a file's settings. Raises ConfigError for an unknown or missing key, or a bad value."""
+    """Return the recipe of a file's settings; null is the default.
+
+    Raises ConfigError for an unknown or missing key, or a bad value.
+    """
     if "packs" not in settings:
         raise ConfigError(
             f"{path} is not a recipe of packs: it has no `packs`.",
             hint="A recipe without `packs` has a recipe.py beside it.",
         )
-    return read_as(Recipe, settings, str(path), [one.name for one in fields(Recipe)])
+    given = {key: value for key, value in settings.items() if value is not None}
+    return read_as(Recipe, given, str(path), [one.name for one in fields(Recipe)])
 
 
 def demonstrations(

@@ -396,7 +396,7 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
         ),
         (["gess_number"], NotFound, "'gess_number'"),
         ("missing.yaml", ConfigError, "does not exist"),
-        ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "a.model: Field required"),
+        ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "a.model is missing"),
     ],
 )
 def test_entries_that_cannot_be(

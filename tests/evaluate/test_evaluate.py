@@ -493,6 +493,8 @@ def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
     held.write_text(held.read_text().replace('"h0"', '"t0"'))
     with pytest.raises(DataError, match="words/t0 is a row of test and of heldout"):
         pick_tasks(packs, ["test", "heldout"])
+    held.write_text((held.parent / "test.jsonl").read_text())
+    assert pick_tasks(packs, ["test", "heldout"]) == pick_tasks(packs, ["test"])
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -342,6 +342,11 @@ def test_an_adapter_of_damaged_weights_is_named(adapter_folder: Path, tmp_path: 
     (broken / "adapter_model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ModelError, match=r"The adapter in .*broken cannot be loaded"):
         load_model(broken, CONFIG, base=tmp_path)
+    (broken / "adapter_model.safetensors").unlink()
+    for content in (b"", b"nonsense"):
+        (broken / "adapter_model.bin").write_bytes(content)
+        with pytest.raises(ModelError, match=r"The adapter in .*broken cannot be loaded"):
+            load_model(broken, CONFIG, base=tmp_path)
 
 
 def test_an_adapter_is_loaded_without_a_word_and_merged(

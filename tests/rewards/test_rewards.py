@@ -202,7 +202,8 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
         ({"function": "mine.py:compute"}, NotFound, "'compute'"),
         ({"wait": 1}, ConfigError, "No key in .*rewards.r named .wait."),
         ({"function": mine, "judge": {}}, ConfigError, "more than one"),
-        ({"model": {}}, ConfigError, "model.name: Field required"),
+        ({"judge": None}, ConfigError, r"rewards\.r\.judge is empty"),
+        ({"model": {}}, ConfigError, "model.name is missing"),
         ({"model": {"name": "x", "max_tokens": "many"}}, ConfigError, "max_tokens: .*integer"),
         ({"function": mine, "kwargs": [1]}, ConfigError, "kwargs: Input should be a valid dict"),
     )
@@ -399,7 +400,7 @@ async def test_budgets_of_calls_and_tokens(
     ("bad", "words"),
     [
         ({"uril": 1}, "No key in here named .uril."),
-        ({"model": None}, "here.model: Field required"),
+        ({"model": None}, "here.model is missing"),
         ({"url": "x"}, "not an HTTP address"),
         ({"concurrency": 0}, "concurrency: .* greater than or equal to 1"),
         ({"budget_calls": "few"}, "budget_calls: .*integer"),

@@ -207,11 +207,15 @@ def test_the_bundled_models_recipes_go_by_their_names_and_a_bad_one_is_named(
         ({"steps": 3}, r"bad\.yaml is not a recipe.*packs"),
         ({"packs": {}, "step": 3}, r"No key in .*bad\.yaml named .step."),
         ({"packs": ["echo-task"]}, r"bad\.yaml\.packs: "),
-        ({"packs": {}, "lessons": [{"steps": "many"}]}, r"bad\.yaml\.lessons: "),
+        ({"packs": {}, "lessons": [{"steps": "many"}]}, r"bad\.yaml\.lessons\.0\.steps: "),
+        ({"packs": {}, "lessons": [{"steps": 1, "famlies": []}]}, r"lessons\.0\.famlies: "),
     ):
         with pytest.raises(ConfigError, match=said):
             parse_recipe(bad, tmp_path / "bad.yaml")
-    read = parse_recipe({"packs": {}, "lr": "3e-4", "lessons": [{"steps": 2}]}, tmp_path)
+    read = parse_recipe(
+        {"packs": {}, "lr": "3e-4", "lessons": [{"steps": 2}], "adapter": None, "drills": None},
+        tmp_path,
+    )
     assert (read.lr, read.lessons[0].steps) == (3e-4, 2), "YAML reads 3e-4 as a text"
 
 

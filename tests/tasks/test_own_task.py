@@ -53,7 +53,7 @@ from pydantic import Field
 def label(
     days: Annotated[int, Field(lt=10)],
     degrees: Annotated[int, Field(le=0)],
-    part: Annotated[float, Field(le=0.5)],
+    part: Annotated[float, Field(gt=0, lt=0.05)],
 ) -> str:
     """The label of a sample."""
     return f"{days} {degrees} {part}"
@@ -106,7 +106,7 @@ def test_drawn_numbers_keep_their_bounds(init: Init, tmp_path: Path) -> None:
     calls = [row.data["call"]["arguments"] for row in load_pack(tmp_path / "mine").tasks("train")]
     assert len(calls) == 200 and {call["days"] for call in calls} == set(range(1, 10))
     assert max(call["degrees"] for call in calls) <= 0
-    assert max(call["part"] for call in calls) <= 0.5
+    assert {call["part"] for call in calls} == {0.01, 0.02, 0.03, 0.04}
 
 
 def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from types import ModuleType
@@ -77,13 +78,18 @@ def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
             return _draw(name, options[0], depth + 1)
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    above, below = "exclusiveMinimum" in schema, "exclusiveMaximum" in schema
     if kind == "integer":
-        low = 1 if low is None else int(low) + ("exclusiveMinimum" in schema)
-        high = max(low, 0) + 998 if high is None else int(high) - ("exclusiveMaximum" in schema)
+        if low is not None:
+            low = math.floor(low) + 1 if above else math.ceil(low)
+        if high is not None:
+            high = math.ceil(high) - 1 if below else math.floor(high)
+        low = 1 if low is None else low
+        high = max(low, 0) + 998 if high is None else high
         return f"rng.randint({low if low <= high else high - 998}, {high})"
     if kind == "number":
-        low = 1.0 if low is None else float(low)
-        high = max(low, 0.0) + 99.0 if high is None else float(high)
+        low = 1.0 if low is None else round(low + 0.01 * above, 4)
+        high = max(low, 0.0) + 99.0 if high is None else round(high - 0.01 * below, 4)
         return f"round(rng.uniform({low if low <= high else high - 99.0}, {high}), 2)"
     if kind == "boolean":
         return "rng.random() < 0.5"
