@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +19,6 @@ from agentrl_cli.learning.protocols import PolicyLearner
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
-from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.new_run import keep_settings
@@ -32,6 +32,9 @@ from agentrl_cli.trainer.report import Reporter
 from agentrl_cli.trainer.sampler import Collector, find_tasks
 from agentrl_cli.trainer.teacher import find_teacher
 from agentrl_cli.trainer.validation import validation
+
+if TYPE_CHECKING:
+    from agentrl_cli.rollout import Rollout
 
 
 def build_trainer(

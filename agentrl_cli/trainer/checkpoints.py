@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import StoreConfig, TrainConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.hooks.waits import waiting
-from agentrl_cli.learning.protocols import PolicyLearner
 from agentrl_cli.models.checkpoint import (
     DamagedCheckpoint,
     load_state,
@@ -18,9 +17,13 @@ from agentrl_cli.models.checkpoint import (
     save_checkpoint,
     sweep,
 )
-from agentrl_cli.policies.load import Loaded
 from agentrl_cli.store import CheckpointRow, RunRow, Store
 from agentrl_cli.store.maintenance import prunable, prune
+
+if TYPE_CHECKING:
+    from agentrl_cli.learning.protocols import PolicyLearner
+    from agentrl_cli.policies.load import Loaded
+
 
 NEAR = 5
 """Steps between two checkpoints of a run that heals, at most."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import LearnerSettings, MemorySettings
-from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.protocols import ModelCompute, PolicyLearner
 from agentrl_cli.models.adapter import ADAPTER_FILE
@@ -19,6 +18,9 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.trainer.memory_plan import update_memory
+
+if TYPE_CHECKING:
+    from agentrl_cli.hooks import HookList
 
 
 class Team(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,26 +16,29 @@ from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.waits import QUIET, Watchman, waiting
 from agentrl_cli.learning.batch import Batch
-from agentrl_cli.learning.protocols import PolicyLearner, Update
-from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import Sleeping, TrainablePolicy
-from agentrl_cli.rollout import Rollout
-from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
-from agentrl_cli.trainer.checkpoints import Checkpoints
-from agentrl_cli.trainer.controls import Controls
-from agentrl_cli.trainer.heal import Healer
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
-from agentrl_cli.trainer.report import Reporter, StepReport, cause_of
-from agentrl_cli.trainer.sampler import Collector
+from agentrl_cli.trainer.report import StepReport, cause_of
 from agentrl_cli.trainer.validation import fallback
 from agentrl_cli.types import Episode, Fact, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.learning.protocols import PolicyLearner, Update
+    from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.rollout import Rollout
+    from agentrl_cli.rollout.greedy import Greedy
+    from agentrl_cli.tasks import Pack
+    from agentrl_cli.trainer.checkpoints import Checkpoints
+    from agentrl_cli.trainer.controls import Controls
+    from agentrl_cli.trainer.heal import Healer
+    from agentrl_cli.trainer.report import Reporter
+    from agentrl_cli.trainer.sampler import Collector
 
 
 @dataclass(eq=False)

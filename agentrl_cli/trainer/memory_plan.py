@@ -14,23 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import MemorySettings, Settings
-from agentrl_cli.inference.memory import (
-    copies_fit,
-    cuda_graphs_enabled,
-    graph_bytes,
-    kv_positions,
-    live_rows,
-    parse_memory,
-)
-from agentrl_cli.inference.sampler import draw_rows
 from agentrl_cli.learning.advantages import needs
-from agentrl_cli.learning.forward import way_of
-from agentrl_cli.models.adapter import transformer
-from agentrl_cli.models.device import free_memory, pick_device, pick_dtype
 from agentrl_cli.trainer.model_shape import model_shape, resolve_adapter
 
 GiB = 1024**3
@@ -121,6 +107,8 @@ def update_memory(config: MemorySettings, folder: Path, model: Any) -> dict[str,
     `checkpoint`: activations are recomputed, as configured or if they would not fit; `aside`: the optimizer's state
     leaves the GPU while episodes are sampled; `row_tokens`: see packing.Rows.
     """
+    from agentrl_cli.learning.forward import way_of
+    from agentrl_cli.models.adapter import transformer
 
     def row_tokens() -> tuple[int, int]:
         found = plan(config, folder, held)
@@ -147,6 +135,10 @@ def plan(
     `gpu_bytes`: bytes of an absent GPU to plan for, without the duration of a step. Raises ModelError if the model's
     configuration cannot be read.
     """
+    import torch
+
+    from agentrl_cli.models.device import free_memory, pick_device, pick_dtype
+
     config = MemorySettings.of(settings)
     device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
     # Full weights are trained in float32; an absent GPU is taken to have bfloat16.
@@ -205,6 +197,8 @@ def _phases(
     on_gpu: bool,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Return the rollout's memory, and the update's without and with recomputed activations."""
+    from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
+
     copies = _copies(config, shape, size, available - sum(both.values()), on_gpu=on_gpu)
     rollout = {**both} | _sampling(config, shape, size, copies)
     stays: dict[str, float] = {}
@@ -234,6 +228,8 @@ def _copies(
     config: MemorySettings, shape: Mapping[str, int], size: int, free: float, *, on_gpu: bool
 ) -> float:
     """Return the bytes of the linear layers' copies that sampling multiplies with (inference/sampling_weights.py)."""
+    from agentrl_cli.inference.memory import copies_fit
+
     merges = size == 4 and not config.adapter.use_dora and config.model.quantization == "none"
     if (config.adapter.enabled and not merges) or (
         config.deterministic and not config.adapter.enabled
@@ -253,6 +249,9 @@ def _sampling(
     result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this,
     159.5 measured).
     """
+    from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
+    from agentrl_cli.inference.sampler import draw_rows
+
     rows = live_rows(config)
     cache = kv_positions(config) * shape["layers"] * 2 * shape["kv_width"] * size
     drawn = (
@@ -358,6 +357,8 @@ def _weights(config: MemorySettings, shape: Mapping[str, int], size: int) -> flo
 
 def _step_seconds(config: MemorySettings, parameters: int, device: Any) -> float:
     """Return a step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
+    import torch
+
     side = 4096 if device.type == "cuda" else 512
     a = torch.randn(side, side, device=device)
     best = float("inf")

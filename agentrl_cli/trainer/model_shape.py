@@ -6,20 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.config.records import MemorySettings
 from agentrl_cli.errors import ModelError
-from agentrl_cli.inference.memory import inner_size, prefill_tokens
-from agentrl_cli.learning.fused_forward import FAMILIES
-from agentrl_cli.models.adapter import ADAPTER_FILE
-from agentrl_cli.models.load import adapter_base, auto_class, remote_code
 
 
 def model_shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
     """Return the sizes of the model in a folder, built on the meta device. Raises ModelError."""
+    import torch
     from transformers import AutoConfig
+
+    from agentrl_cli.inference.memory import inner_size, prefill_tokens
+    from agentrl_cli.learning.fused_forward import FAMILIES
+    from agentrl_cli.models.load import auto_class, remote_code
 
     more = remote_code(folder, settings)
     try:
@@ -55,6 +54,9 @@ def model_shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
 
 def resolve_adapter(folder: Path, config: MemorySettings) -> tuple[Path, MemorySettings]:
     """Return the base of an adapter that is trained on, and the configuration with the adapter's rank."""
+    from agentrl_cli.models.adapter import ADAPTER_FILE
+    from agentrl_cli.models.load import adapter_base
+
     if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
         return folder, config
     try:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.learning.compute import MicroBatch
-from agentrl_cli.learning.packing import Segment
-from agentrl_cli.learning.protocols import ModelCompute
 from agentrl_cli.policies.protocols import Served, TrainablePolicy
 from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.config.records import TrainerSettings
+    from agentrl_cli.learning.protocols import ModelCompute
 
 CONTEXTS = 2
 TOKENS = 8
@@ -40,6 +41,9 @@ async def probe(
     prompts = [ids for ids in prompts if len(ids) <= limit and not any(e.images for e in episodes)]
     if not servers or not prompts:
         return {}
+    from agentrl_cli.learning.compute import MicroBatch  # needed only by a run with servers
+    from agentrl_cli.learning.packing import Segment
+
     sampling = config.rollout.sampling(
         max_new_tokens=TOKENS, seed=config.seed, top_p=1.0, top_k=0, min_p=0.0
     )

@@ -10,27 +10,30 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import thread_metrics
 from agentrl_cli.hooks.waits import duration
-from agentrl_cli.learning.protocols import Update
-from agentrl_cli.policies.protocols import TrainablePolicy
 from agentrl_cli.reports import diagnosis
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.rollout.rehearse import Finding
-from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.controls import REQUESTED
 from agentrl_cli.trainer.heal import SURE, certain
 from agentrl_cli.trainer.metrics import Clock, machine, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
-from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 from agentrl_cli.types.section import Section
+
+if TYPE_CHECKING:
+    from agentrl_cli.config.records import TrainerSettings
+    from agentrl_cli.learning.protocols import Update
+    from agentrl_cli.policies.protocols import TrainablePolicy
+    from agentrl_cli.rollout.rehearse import Finding
+    from agentrl_cli.store import RunRow, Store
+    from agentrl_cli.trainer.sampler import Collector
 
 RECENT = 10
 """Steps whose median time estimates the time left, as in `agentrl watch`."""
