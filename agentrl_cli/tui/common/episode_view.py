@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl_cli.store.display import short_runs
 from agentrl_cli.store.marks import Score
-from agentrl_cli.tui.common.layers import Classes, Layer, leaked
+from agentrl_cli.tui.common.layers import Classes, Layer, find_leaks
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.tree import on_path, place_in, spans
 from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
@@ -196,7 +196,7 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[tup
 
 def _signal_reasons(tokens: Tokens, signals: TrainSignals) -> list[tuple[str, str]]:
     """Check the training: the mask, the sampler against the trainer, the tokens without a gradient."""
-    wrong = leaked(tokens, signals)
+    wrong = find_leaks(tokens, signals)
     bug = f"mask bug: weight on {int(wrong.sum())} foreign tokens"
     found = [("!", bug) if wrong.any() else (".", "only what the model sampled is trained")]
     sampler = tokens.logp_policy if tokens.support is None else tokens.logp_sampled
@@ -275,7 +275,7 @@ def next_flagged(view: EpisodeView, after: int) -> int | None:
         odd |= view.signals.clipped > 0
         if view.push_scale > 0:
             odd |= tokens.trained_mask & (abs(view.signals.push) >= view.push_scale)
-        odd |= leaked(tokens, view.signals)
+        odd |= find_leaks(tokens, view.signals)
     found: list[int] = odd.nonzero()[0].tolist()
     return next((t for t in found if t > after), found[0] if found else None)
 

@@ -198,14 +198,14 @@ def _ratio(tokens: Tokens, signals: TrainSignals | None) -> Classes:
     return np.where(known, np.select(kinds, [4, 3, 2], 1), 0).astype(np.int8)
 
 
-def leaked(tokens: Tokens, signals: TrainSignals) -> NDArray[np.bool_]:
+def find_leaks(tokens: Tokens, signals: TrainSignals) -> NDArray[np.bool_]:
     """Return [n] whether a token has a weight without having been sampled: then the mask is wrong."""
     weight = signals.weight
     return np.asarray(np.isfinite(weight) & (weight != 0) & ~tokens.trained_mask)
 
 
 def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
-    wrong = np.zeros(len(tokens), bool) if signals is None else leaked(tokens, signals)
+    wrong = np.zeros(len(tokens), bool) if signals is None else find_leaks(tokens, signals)
     kinds = [wrong, tokens.origin == Origin.FORCED, tokens.trained_mask]
     return np.select(kinds, [3, 2, 1], 0).astype(np.int8)
 
