@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class Diverged(NamedTuple):
     now: str
 
 
-class SessionHost:
+class SessionHost(ABC):
     """The part of a sandbox that its sessions share."""
 
     def __init__(self, level: str, limits: LimitsConfig, workers: int, kind: type[Runner]) -> None:
@@ -74,6 +75,7 @@ class SessionHost:
         if limit := limit_of(status, detail):
             self.limits_hit[limit] += 1
 
+    @abstractmethod
     async def session(
         self,
         *,
@@ -83,7 +85,6 @@ class SessionHost:
         **limits: Any,
     ) -> Session:
         """Return another session."""
-        raise NotImplementedError
 
 
 class Session:

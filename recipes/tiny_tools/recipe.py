@@ -7,7 +7,9 @@ padding small.
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,9 +78,11 @@ def train(plan: Plan, run: RecipeRun) -> bool:
 
     A training that was stopped or killed leaves FOLDER/checkpoint, which `resume` continues from. Raises UsageError
     if there is none, or if it was made by another plan (only `steps`, `save_every`, `threads` and `compile` may
-    differ).
+    differ; the last two change sums of floats), and for `compile` without a compiler.
     """
     folder = run.folder
+    if plan.compile:
+        _check_compiler(run.path)
     torch.set_num_threads(plan.threads)
     where = folder / CHECKPOINT
     state = _resumable(where, plan) if run.resume else None
@@ -117,6 +121,15 @@ def train(plan: Plan, run: RecipeRun) -> bool:
     with written_whole(folder, keep=True) as beside:
         save_model(model.to(torch.bfloat16), where, beside)
     return True
+
+
+def _check_compiler(path: Path) -> None:
+    compiler = os.environ.get("CXX", "g++")  # as torch finds it
+    if shutil.which(compiler) is None:
+        raise UsageError(
+            f"{path} asks for torch.compile, and there is no C++ compiler {compiler} here.",
+            hint="Install one (apt-get install g++), or write `compile: false` there: a tenth more CPU time.",
+        )
 
 
 def train_step(

@@ -18,6 +18,7 @@ import pytest
 
 from agentrl_cli import Chat, Tokenizer, load_pack
 from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import UsageError
 from agentrl_cli.models.load import require_undamaged
 from agentrl_cli.paths import find_pack, pack_names
 from agentrl_cli.registry import load_file
@@ -80,6 +81,15 @@ def test_a_stopped_training_resumes_to_the_same_weights(trained: Path, tmp_path:
     assert (folder / "model.safetensors").read_bytes() == (
         trained / "model.safetensors"
     ).read_bytes()
+
+
+def test_compiling_without_a_compiler_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UsageError, match="no C\\+\\+ compiler no-such-compiler here") as error:
+        train(dataclasses.replace(SMALL, compile=True), run(tmp_path / "model"))
+    assert "`compile: false`" in error.value.hint and not (tmp_path / "model").exists()
 
 
 def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) -> None:

@@ -234,8 +234,11 @@ async def open_server(
         else:
             engine = SharedEngine(loaded.policy)
             models = ServedModels(loaded.name, engine, aliases=aliases)
-        # By then the engine may have another policy.
-        stack.push_async_callback(lambda: engine.policy.close())  # noqa: PLW0108
+
+        async def close() -> None:
+            await engine.policy.close()  # by then the engine may have another one
+
+        stack.push_async_callback(close)
         for given in adapters:
             name, _, path = given.rpartition("=")
             await models.add(name or path, path)
