@@ -1,4 +1,4 @@
-"""Settings' names before 0.1: each still works for one release, and the message names the new one."""
+"""Names that settings had in 0.1.0: each still works for one release, and the message names the new one."""
 
 from __future__ import annotations
 

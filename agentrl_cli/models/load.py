@@ -30,15 +30,16 @@ from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, u
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
+from agentrl_cli.store.checkpoint_names import split_checkpoint
 
 
 def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | None = None) -> Path:
     """Return the folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
     if name == "tiny":
         return bundled_model()
-    run, at, which = name.rpartition("@")
-    if at and store is not None and "/" not in which:
-        return checkpoint_folder(store, run, which, config, base=base)
+    checkpoint = split_checkpoint(name)
+    if checkpoint is not None and store is not None:
+        return checkpoint_folder(store, *checkpoint, config, base=base)
     local = base / Path(name).expanduser()
     for folder in (local, Path(name).expanduser()):
         if folder.is_dir():

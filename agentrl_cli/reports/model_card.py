@@ -14,6 +14,7 @@ from agentrl_cli.models.merge import Merged
 from agentrl_cli.reports.compare import all_evals
 from agentrl_cli.reports.svg import OPTIONS
 from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store.checkpoint_names import split_checkpoint
 
 
 def model_card(name: str, store: Store | None, merged: Merged) -> str:
@@ -59,9 +60,10 @@ def _evals(store: Store, row: RunRow, step: int) -> Sequence[EvalRow]:
 
 def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
     """Return the run that a name means, and the step of its checkpoint; None for a folder."""
-    run, at, which = name.rpartition("@")
-    if not at or "/" in which or store is None:
+    checkpoint = split_checkpoint(name)
+    if checkpoint is None or store is None:
         return None, 0
+    run, which = checkpoint
     row = store.runs.get(run)
     found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if which in (c.kind, str(c.step))] or [

@@ -6,6 +6,12 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.store import RunRow, Store
 
 
+def split_checkpoint(name: str | None) -> tuple[str, str] | None:
+    """Return the run and which of its checkpoints `RUN@WHICH` names; None for any other name, a path with @ in it."""
+    run, at, which = (name or "").rpartition("@")
+    return (run, which) if at and "/" not in f"{run}{which}" else None
+
+
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
     """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
@@ -50,9 +56,10 @@ def explain_best(store: Store, name: str | None) -> str:
 
 def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
     """Return the run and the step of a checkpoint `RUN@WHICH`; None for any other name."""
-    run, at, which = (name or "").rpartition("@")
-    if not at or "/" in which:
+    parts = split_checkpoint(name)
+    if parts is None:
         return None
+    run, which = parts
     row = store.runs.get(run)
     steps = [c.step for c in store.runs.checkpoints(row.id) if which in (c.kind, str(c.step))]
     if which in ("best", "last") and not steps:  # the same fallback as `checkpoint_folder`

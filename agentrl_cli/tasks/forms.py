@@ -94,14 +94,17 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(said):
         tools = tools or message.get("tools") or message.get("functions")
-        role = message.get("role") or SHAREGPT.get(message.get("from"), message.get("from"))
+        role = message.get("role") or message.get("from")
+        role = role or ("user", "assistant")[number % 2]
+        if not isinstance(role, str):
+            raise DataError(f"the role of message {number + 1} must be a text, not {role!r}.")
         content = message.get("content", message.get("value"))
         rest = {
             key: value
             for key, value in message.items()
             if key not in ("tools", "functions", "from", "value")
         }
-        kept.append({**rest, "role": role or ("user", "assistant")[number % 2], "content": content})
+        kept.append({**rest, "role": SHAREGPT.get(role, role), "content": content})
     kept = [message for message in kept if message["role"] != "system" or message["content"]]
     if isinstance(tools, str):
         try:

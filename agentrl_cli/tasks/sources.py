@@ -212,6 +212,7 @@ def _table(path: Path) -> Iterator[Numbered]:
     mark = (
         "\t" if path.suffix == ".tsv" else max(",;\t", key=head.count)
     )  # some countries' CSV has semicolons
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process; 131,072 at first
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         names, line = [name.strip() for name in next(reader, [])], reader.line_num

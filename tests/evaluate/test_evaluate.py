@@ -510,7 +510,7 @@ def test_names_of_checkpoints(store: Store, tmp_path: Path) -> None:
     run = store.runs.add(RunRow(id="", name="fox", started=1.0, step=21))
     store.runs.add(RunRow(id="", name="eval-fox", kind="eval", started=2.0))
     assert not explain_best(store, "fox@best"), "no checkpoint was saved"
-    assert not explain_best(store, "./folder@v1")
+    assert not explain_best(store, "./folder@v1") and trained_by(store, "./folder@v1") is None
     store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "step")
     assert full_name(store, None) == "fox@last"
     # the run was killed before it wrote its last

@@ -296,6 +296,10 @@ def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
         ({"text": "a"}, "a row to learn from has conversations.*this one has text"),
         ({"prompt": "a", "completion": None}, "a conversation must be a list"),
         ({"prompt": 3, "completion": "b"}, "a conversation must be a list"),
+        (
+            {"conversations": [{"from": ["me"], "value": "a"}, {"from": "gpt", "value": "b"}]},
+            r"the role of message 1 must be a text, not \['me'\]",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_learned_from_names_its_line(

@@ -39,6 +39,7 @@ from agentrl_cli.policies.load import Loaded, load_policy, make_policy
 from agentrl_cli.rollout.recorder import Observer, StoreRecorder, make_observers
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.checkpoint_names import split_checkpoint
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
@@ -152,11 +153,11 @@ class Adapters:
 
     def _version(self, spec: str, folder: Path) -> str:
         """Return `RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
-        run, at, which = spec.rpartition("@")
-        if at and "/" not in which and self._store is not None:  # as `model_folder` reads it
-            rows = self._store.runs.checkpoints(self._store.runs.get(run).id)
+        checkpoint = split_checkpoint(spec)
+        if checkpoint is not None and self._store is not None:
+            rows = self._store.runs.checkpoints(self._store.runs.get(checkpoint[0]).id)
             found = [row for row in rows if Path(row.path) == folder]
-            return f"{run}@{found[-1].step}" if found else spec
+            return f"{checkpoint[0]}@{found[-1].step}" if found else spec
         return spec
 
     async def _renew(self) -> None:
@@ -343,11 +344,13 @@ def _require_own(spec: str, base: Path, store: Store | None) -> None:
 
     A client over HTTP may not be the user who started the server: no other folder is opened, no hub is asked.
     """
-    run, at, which = spec.rpartition("@")
-    if at and "/" not in spec and which != "base":
+    checkpoint = split_checkpoint(spec)
+    if checkpoint is not None and checkpoint[1] != "base":
         if store is None:
-            raise bad(f"There is no run {run!r}: this project has no store of runs.", "adapter")
-        store.runs.get(run)
+            raise bad(
+                f"There is no run {checkpoint[0]!r}: this project has no store of runs.", "adapter"
+            )
+        store.runs.get(checkpoint[0])
         return
     if not (base / spec).resolve().is_relative_to(base.resolve()):
         raise bad(
