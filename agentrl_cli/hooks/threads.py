@@ -5,7 +5,8 @@ episode cuts it off. A function cannot be stopped from outside: after its deadli
 running, is counted, and is not joined when the process exits.
 
 asyncio's own pool has only a few more threads than cores, so sixty waiting graders would queue in it, and Python joins
-its threads at exit. Here each call has a thread of its own, which starts in less time than any grader takes.
+its threads at exit. Here no call waits for another: it gets an idle thread, or a new one. Idle threads are kept, since
+`Thread.start` returns only when the thread runs: milliseconds of the event loop while the model's thread has the GIL.
 
 `OwnTime` counts only the seconds that the machine gave: a slow machine decides nothing about an episode. A limit on
 wall-clock time falls on whatever is slow while other programs have the processors, and in a training those are the
@@ -25,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import lru_cache, partial
+from queue import SimpleQueue
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -55,10 +57,37 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, Quit(describe_error(error), error)
 
 
+Calls = SimpleQueue[Callable[[], None]]
+_idle: list[Calls] = []
+"""What the threads without a call wait for. A forked child has none of them."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _take_thread() -> Calls:
+    """Return the queue of a daemon thread that waits for a call."""
+    with contextlib.suppress(IndexError):
+        return _idle.pop()
+    calls: Calls = SimpleQueue()
+    threading.Thread(target=_serve, args=(calls,), name="agentrl-code", daemon=True).start()
+    return calls
+
+
+def _serve(calls: Calls) -> None:
+    while True:
+        calls.get()()
+
+
 def _run(
-    function: Callable[[], Any], loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
+    function: Callable[[], Any],
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[Any],
+    ended: threading.Event,
+    calls: Calls,
 ) -> None:
     value, error = _result(function)
+    ended.set()
+    _idle.append(calls)  # before the answer: the next call, which may follow at once, finds it
     with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
         loop.call_soon_threadsafe(_tell, answer, value, error)
     del answer, value, error  # the exception's frames hold this one
@@ -73,13 +102,13 @@ def _tell(answer: asyncio.Future[Any], value: Any, error: BaseException | None) 
         answer.set_exception(error)
 
 
-_abandoned: list[threading.Thread] = []
-"""Threads whose call was cancelled: its deadline has passed."""
+_abandoned: list[threading.Event] = []
+"""The ends of calls that were cancelled: their deadline has passed."""
 
 
 def thread_metrics() -> dict[str, float]:
     """Return the number of abandoned threads that still run as `threads/abandoned`, if there are any."""
-    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    _abandoned[:] = [ended for ended in _abandoned if not ended.is_set()]
     return {"threads/abandoned": float(len(_abandoned))} if _abandoned else {}
 
 
@@ -91,22 +120,21 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
     run = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-    given = (run, loop, answer)
-    thread = threading.Thread(target=_run, args=given, name="agentrl-code", daemon=True)
-    thread.start()
+    ended, calls = threading.Event(), _take_thread()
+    calls.put(partial(_run, run, loop, answer, ended, calls))
     try:
         return await answer
     except asyncio.CancelledError:
-        if not thread_metrics() and thread.is_alive():
+        if not thread_metrics() and not ended.is_set():
             log.warning(
                 "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
                 " the process will not wait for it",
                 name_of(function),
             )
-        _abandoned.append(thread)
+        _abandoned.append(ended)
         raise
     finally:
-        del answer, given  # they hold the exception, whose traceback holds this frame
+        del answer  # it holds the exception, whose traceback holds this frame
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

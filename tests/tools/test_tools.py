@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from datetime import date
@@ -307,6 +308,17 @@ async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await in_thread(lambda: str(next(iter(()))))
     assert await in_thread(lambda a: a + 1, a=1) == 2
+
+
+async def test_calls_take_idle_threads_and_never_wait_for_one() -> None:
+    together = threading.Barrier(40)
+    names = await asyncio.gather(*(in_thread(together.wait, 60) for _ in range(40)))
+    assert sorted(names) == list(range(40)), "all of them ran at once"
+    before = threading.active_count()
+    kept = threading.local()
+    await in_thread(lambda: setattr(kept, "seen", True))
+    assert await in_thread(getattr, kept, "seen", False), "the thread that was idle last"
+    assert threading.active_count() == before
 
 
 def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
