@@ -46,8 +46,11 @@ SYSTEM = "Solve the task. Use the tools."
 CHINESE_SYSTEM = "请使用工具回答问题。"
 RATE, WANTED = 3e-4, 0.95
 TRAININGS = ("train", "train-generated", "train-orders")
-HELD = 20
-"""Rows of each order that are attempted before and after a training, and at most so many tasks of a generated tool."""
+HELD = 80
+"""Rows of each order that are attempted before and after a training, and at most so many tasks of a generated tool.
+
+Attempts at one row are alike: a share of 0.9 has a standard error of 0.03 from eighty rows, of 0.07 from twenty.
+"""
 LIMITS = {
     "max_turns": 5,
     "max_new_tokens": 96,
