@@ -1,10 +1,12 @@
 """A real model learns on a CPU: SmolLM2-135M-Instruct before, after demonstrations, and after GRPO with LoRA.
 
     python benchmarks/real.py --work DIR [--packs calc-task guess-task] [--seeds 0] [--sft 16] [--steps 24]
+    python benchmarks/real.py --work DIR --packs benchmarks/lichen --also FOLDER
 
-For every pack and seed: `agentrl init`, `eval` of the base, `sft` on the pack's demonstrations, `eval`, `train` from
-there, `eval`. The evaluations have the same tasks of the test split and seeds, one attempt each at temperature 1.
-CPU seconds are those of each command's process and its children, start-up included.
+`benchmarks/lichen` is a tool that a stranger invented and named. `--also` evaluates further models on the pack, such as
+an adapter that was trained on another. For every pack and seed: `agentrl init`, `eval` of the base, `sft` on the pack's
+demonstrations, `eval`, `train` from there, `eval`. The evaluations have the same tasks of the test split and seeds, one
+attempt each at temperature 1. CPU seconds are those of each command's process and its children, start-up included.
 
 Writes DIR/real.json after every command; a second call goes on where the first one stopped. benchmarks/real.md has the
 figures.
@@ -23,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = """\
-model: {dtype: bfloat16}
+model: {dtype: DTYPE}
 adapter: {enabled: true, r: 16, alpha: 32}
 rollout: {group_size: 8, prompts_per_step: 4, max_new_tokens: NEW, max_tokens: 384}
 train: {lr: 2.0e-4, token_budget: 4096, eval: 0, save: 4}
@@ -70,19 +72,23 @@ def _values(text: str) -> Any:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def learn(pack: str, seed: int, args: argparse.Namespace, record: Record) -> None:
-    """Measure base, demonstrations and GRPO on a pack with a seed."""
+def learn(given: str, seed: int, args: argparse.Namespace, record: Record) -> None:
+    """Measure base, demonstrations and GRPO on a pack, given by name or by folder, with a seed."""
+    folder = Path(given).resolve()
+    place, pack = (str(folder), folder.name) if folder.is_dir() else (given, given)
     project = args.work / f"{pack}-{seed}"
     name = f"{pack} {seed}"
     if not project.is_dir():
         record.found.pop(f"{name} init", None)
-    record.measure(f"{name} init", ["init", pack, str(project), "--model", args.model], args.work)
-    (project / "real.yaml").write_text(
-        SETTINGS.replace("NEW", str(TURN.get(pack, 64))), encoding="utf-8"
-    )
+    record.measure(f"{name} init", ["init", place, str(project), "--model", args.model], args.work)
+    settings = SETTINGS.replace("DTYPE", args.dtype).replace("NEW", str(TURN.get(pack, 64)))
+    (project / "real.yaml").write_text(settings, encoding="utf-8")
     ways = ["--config", "real.yaml", "--seed", str(seed), "--json"]
     asked = ["--split", "test", "-n", str(args.tasks), "-k", "1", "-T", "1", *ways]
     record.measure(f"{name} base", ["eval", "--model", args.model, *asked], project)
+    for other in args.also:
+        model = str(Path(other).resolve())
+        record.measure(f"{name} {other}", ["eval", "--model", model, *asked], project)
     sft = ["sft", "warm", "--steps", str(args.sft), "--lr", "1e-3", "--force", *ways]
     record.measure(f"{name} sft", sft, project)
     record.measure(f"{name} warm", ["eval", "--model", "warm", *asked], project)
@@ -96,10 +102,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--packs", nargs="+", default=["calc-task", "guess-task"])
+    parser.add_argument("--also", nargs="*", default=[], help="models that are evaluated beside it")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--sft", type=int, default=16, help="steps of 16 demonstrations")
     parser.add_argument(
         "--steps", type=int, default=24, help="steps of GRPO, 4 tasks of 8 episodes"
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="float32 on processors without bfloat16"
     )
     parser.add_argument("--tasks", type=int, default=40, help="tasks of each evaluation")
     args = parser.parse_args()

@@ -129,6 +129,7 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     (tmp_path / "open.py").write_text("\ndef find(x:\n")
     assert "open.py:2: not Python: '(' was never closed" in init("other", "--from", "open.py")[1]
     assert "mine is a folder" in init("other", "--from", "mine")[1]
+    assert "Did you mean gym?" in init("other", "--from", "gymm:FrozenLake-v1")[1]
     (tmp_path / "rows.txt").touch()
     code, err = init("other", "--from", "rows.txt")
     assert code == 2 and ".jsonl, .json, .parquet, .csv, .tsv" in err

@@ -94,6 +94,8 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
             else "",
         )
     if not path.is_file():
+        if function and not path.suffix:
+            raise NotFound.of("kind of source", kind, [*offers("programs"), *readers])
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise NotFound.of(
             "file",
