@@ -36,6 +36,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.world import make_env
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import EpisodeRow, Store
+from agentrl_cli.store.checkpoint_names import trained_by
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.texts import apply_texts
@@ -139,13 +140,16 @@ def open_past(given: argparse.Namespace) -> Past:
 def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     """Return the run's checkpoint nearest to the weights that sampled an episode, and not after its step.
 
-    None if no training sampled it, or if the model that the run started from is nearer.
+    Of an episode that was made with a checkpoint outside its training: that one. None if no training's weights sampled
+    it, or if the model that the run started from is nearer.
     """
     run = store.runs.get(row.run_id) if row.run_id else None
     step = row.step
     if run is not None and run.kind == "eval" and run.parent_id:
         run, step = store.runs.get(run.parent_id), run.parent_step
-    if run is None or step is None:
+    if run is None or run.kind != "train":
+        return _kept_checkpoint(store, row.weights_version)
+    if step is None:
         return None
     name, _, number = row.weights_version.rpartition("@")
     sampled = int(number) if name == run.name and number.isdigit() else step if name else 0
@@ -154,6 +158,19 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     }
     nearest = min({0, *found}, key=lambda at: (abs(sampled - at), -at))
     return f"{run.name}@{nearest}" if nearest else None
+
+
+def _kept_checkpoint(store: Store, name: str) -> str | None:
+    """Return `RUN@STEP` of a checkpoint that is still there; None for any other name, and for a run's base."""
+    try:
+        found = trained_by(store, name)
+    except NotFound:  # its run was deleted
+        return None
+    if found is None:
+        return None
+    run, step = found
+    folders = [Path(c.path) for c in store.runs.checkpoints(run.id) if step and c.step == step]
+    return f"{run.name}@{step}" if any(folder.is_dir() for folder in folders) else None
 
 
 def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:

@@ -105,6 +105,18 @@ def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
         )
         assert nearest_checkpoint(store, store.episodes.row("e2")) == "made@4"
         assert nearest_checkpoint(store, store.episodes.row("e3")) is None
+        rollout = store.runs.add(RunRow("r3", "tried", "rollout"))
+        for version, wanted in (
+            ("made@last", "made@12"),
+            ("made@4", "made@4"),
+            ("made@7", None),
+            ("made@base", None),
+            ("old@4", None),
+            ("a/b@4", None),
+        ):
+            again = {"run_id": rollout.id, "weights_version": version, **kept}
+            store.episodes.add([Episode(version, "t/1", **again)])
+            assert nearest_checkpoint(store, store.episodes.row(version)) == wanted
 
 
 async def test_a_what_if_says_whose_weights_continue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,16 +70,19 @@ def convert(file: Path, folder: Path) -> None:
     plain: Any = getattr(transformers, "GgufConfig", None)
     how = {} if plain is None else {"quantization_config": plain(dequantize=True)}
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, **where, **how
-        )
-    except Exception as error:  # its readers raise whatever a cut or foreign file makes them
-        raise ModelError(
-            f"{file} cannot be read: {short(error)}",
-            hint="Copy or download the file again; transformers reads the GGUF files of some architectures only.",
-        ) from error
+    # Alone in a folder: transformers takes tokenizer and template of files beside it for those of the GGUF file.
+    with tempfile.TemporaryDirectory() as alone:
+        Path(alone, file.name).symlink_to(file.resolve())
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(alone, **where)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                alone, dtype=torch.float32, **where, **how
+            )
+        except Exception as error:  # its readers raise whatever a cut or foreign file makes them
+            raise ModelError(
+                f"{file} cannot be read: {short(error)}",
+                hint="Copy or download the file again; transformers reads the GGUF files of some architectures only.",
+            ) from error
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None  # its weights are plain now

@@ -87,6 +87,17 @@ def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
+def test_files_beside_a_gguf_file_are_not_its_tokenizer(file: Path, tmp_path: Path) -> None:
+    beside = Path(shutil.copytree(bundled_model(), tmp_path / "beside")) / file.name
+    shutil.copy(file, beside)
+    found = [
+        Tokenizer.load(model_folder(str(one), Config().model, base=tmp_path))
+        for one in (file, beside)
+    ]
+    assert found[0].chat_template == found[1].chat_template
+    assert found[0].encode("naïve 2024") == found[1].encode("naïve 2024")
+
+
 def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
     tokenizer = load_policy(str(file), Config(), base=tmp_path).chat.tokenizer
     encode = tokenizer.encode
