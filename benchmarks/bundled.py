@@ -27,7 +27,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -71,13 +71,19 @@ def exact(episode: Any, ctx: Any) -> float:
 def pack_of(subject: Subject, seed: int, count: int, language: Any = "english") -> Pack:
     """A function as a task."""
     system = SYSTEM if language == "english" else CHINESE_SYSTEM
-    return Pack.of(
-        subject.name,
-        subject.rows(seed, count, language),
-        [Reward("exact", exact)],
-        tools=subject.tools,
-        system=system,
-    )
+    return _pack(subject, subject.rows(seed, count, language), system)
+
+
+def held_out(subject: Subject, trained: Collection[str]) -> Pack:
+    """HELD different rows, or all that there are, whose prompts were not trained on."""
+    rows = {row["prompt"]: row for row in subject.rows(1, 10 * HELD, "english")}
+    fresh = [row for prompt, row in rows.items() if prompt not in trained]
+    return _pack(subject, fresh[:HELD], SYSTEM)
+
+
+def _pack(subject: Subject, rows: Sequence[dict[str, Any]], system: str) -> Pack:
+    exactly = [Reward("exact", exact)]
+    return Pack.of(subject.name, rows, exactly, tools=subject.tools, system=system)
 
 
 def generated_pack(tool: Generated, rows: Sequence[dict[str, str]]) -> Pack:
@@ -257,9 +263,11 @@ def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Sequence
     """Yield every training: name, pack, the packs of rows held out of it, seed."""
     if options.what == "train-orders":
         for one in (one for one in ORDERED if not options.only or one.name in options.only):
-            held = [pack_of(each, 1, HELD) for each in one.subjects()]
             for seed in options.seeds:
-                yield one.name, pack_of(one.subject(), 1000 + seed, 200), held, seed
+                rows = one.subject().rows(1000 + seed, 200, "english")
+                trained = {row["prompt"] for row in rows}
+                held = [held_out(each, trained) for each in one.subjects()]
+                yield one.name, _pack(one.subject(), rows, SYSTEM), held, seed
         return
     if options.what == "train":
         for subject in (one for one in SUBJECTS if one.name in options.only):

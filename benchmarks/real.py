@@ -88,7 +88,7 @@ def learn(given: str, seed: int, args: argparse.Namespace, record: Record) -> No
     record.measure(f"{name} base", ["eval", "--model", args.model, *asked], project)
     for other in args.also:
         model = str(Path(other).resolve())
-        record.measure(f"{name} {other}", ["eval", "--model", model, *asked], project)
+        record.measure(f"{name} also {other}", ["eval", "--model", model, *asked], project)
     sft = ["sft", "warm", "--steps", str(args.sft), "--lr", "1e-3", "--force", *ways]
     record.measure(f"{name} sft", sft, project)
     record.measure(f"{name} warm", ["eval", "--model", "warm", *asked], project)
@@ -116,6 +116,8 @@ def main() -> None:
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     record = Record(args.work / "real.json")
+    if (before := record.found.setdefault("dtype", args.dtype)) != args.dtype:
+        parser.error(f"{args.work} has figures of {before}: name another folder")
     for seed in args.seeds:
         for pack in args.packs:
             learn(pack, seed, args, record)

@@ -36,7 +36,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.world import make_env
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import EpisodeRow, Store
-from agentrl_cli.store.checkpoint_names import trained_by
+from agentrl_cli.store.checkpoint_names import split_checkpoint
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.texts import apply_texts
@@ -140,15 +140,15 @@ def open_past(given: argparse.Namespace) -> Past:
 def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     """Return the run's checkpoint nearest to the weights that sampled an episode, and not after its step.
 
-    Of an episode that was made with a checkpoint outside its training: that one. None if no training's weights sampled
-    it, or if the model that the run started from is nearer.
+    Of an episode that was made with a checkpoint outside its training: the one that has that name now. None if no
+    training's weights sampled it, or if the model that the run started from is nearer.
     """
     run = store.runs.get(row.run_id) if row.run_id else None
     step = row.step
     if run is not None and run.kind == "eval" and run.parent_id:
         run, step = store.runs.get(run.parent_id), run.parent_step
     if run is None or run.kind != "train":
-        return _kept_checkpoint(store, row.weights_version)
+        return _named_checkpoint(store, row.weights_version)
     if step is None:
         return None
     name, _, number = row.weights_version.rpartition("@")
@@ -160,17 +160,25 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     return f"{run.name}@{nearest}" if nearest else None
 
 
-def _kept_checkpoint(store: Store, name: str) -> str | None:
-    """Return `RUN@STEP` of a checkpoint that is still there; None for any other name, and for a run's base."""
+def _named_checkpoint(store: Store, name: str) -> str | None:
+    """Return `RUN@STEP`, or `RUN@base`, if a checkpoint of this name is still there; None for any other name."""
+    parts = split_checkpoint(name)
+    if parts is None:
+        return None
     try:
-        found = trained_by(store, name)
-    except NotFound:  # its run was deleted
+        run = store.runs.get(parts[0])
+    except NotFound:  # it was deleted
         return None
-    if found is None:
+    if parts[0] not in (run.name, run.id):  # so was this one: a longer name begins like it
         return None
-    run, step = found
-    folders = [Path(c.path) for c in store.runs.checkpoints(run.id) if step and c.step == step]
-    return f"{run.name}@{step}" if any(folder.is_dir() for folder in folders) else None
+    which = parts[1]
+    if which == "base":
+        return f"{run.name}@base"
+    kept = [c for c in store.runs.checkpoints(run.id) if Path(c.path).is_dir()]
+    steps = [c.step for c in kept if which in (c.kind, str(c.step))]
+    if not steps and which in ("best", "last"):  # the same fallback as `checkpoint_folder`
+        steps = sorted(c.step for c in kept)
+    return f"{run.name}@{steps[-1]}" if steps else None
 
 
 def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:

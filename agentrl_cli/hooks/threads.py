@@ -6,7 +6,8 @@ running, is counted, and is not joined when the process exits.
 
 asyncio's own pool has only a few more threads than cores, so sixty waiting graders would queue in it, and Python joins
 its threads at exit. Here no call waits for another: it gets an idle thread, or a new one. Idle threads are kept, since
-`Thread.start` returns only when the thread runs: milliseconds of the event loop while the model's thread has the GIL.
+`Thread.start` blocks until the thread runs, which costs the event loop milliseconds while the model's thread has the
+GIL. So a call may find in `threading.local` what an earlier one left there; an event loop that it set is removed.
 
 `OwnTime` counts only the seconds that the machine gave: a slow machine decides nothing about an episode. A limit on
 wall-clock time falls on whatever is slow while other programs have the processors, and in a training those are the
@@ -59,9 +60,7 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 Calls = SimpleQueue[Callable[[], None]]
 _idle: list[Calls] = []
-"""What the threads without a call wait for. A forked child has none of them."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)
+"""What the threads without a call wait for."""
 
 
 def _take_thread() -> Calls:
@@ -86,6 +85,7 @@ def _run(
     calls: Calls,
 ) -> None:
     value, error = _result(function)
+    asyncio.set_event_loop(None)
     ended.set()
     _idle.append(calls)  # before the answer: the next call, which may follow at once, finds it
     with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
@@ -104,6 +104,9 @@ def _tell(answer: asyncio.Future[Any], value: Any, error: BaseException | None) 
 
 _abandoned: list[threading.Event] = []
 """The ends of calls that were cancelled: their deadline has passed."""
+if hasattr(os, "register_at_fork"):  # a forked child has none of these threads
+    os.register_at_fork(after_in_child=_idle.clear)
+    os.register_at_fork(after_in_child=_abandoned.clear)
 
 
 def thread_metrics() -> dict[str, float]:

@@ -7,9 +7,13 @@ from agentrl_cli.store import RunRow, Store
 
 
 def split_checkpoint(name: str | None) -> tuple[str, str] | None:
-    """Return the run and which of its checkpoints `RUN@WHICH` names; None for any other name, a path with @ in it."""
+    """Return the run and which of its checkpoints `RUN@WHICH` names; None for any other name, such as `./folder@v1`.
+
+    A run's name may hold a slash; one that begins as a path does is a path.
+    """
     run, at, which = (name or "").rpartition("@")
-    return (run, which) if at and "/" not in f"{run}{which}" else None
+    is_path = "/" in which or run.startswith(("/", "./", "../", "~"))
+    return (run, which) if at and not is_path else None
 
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:

@@ -94,8 +94,11 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(said):
         tools = tools or message.get("tools") or message.get("functions")
-        role = message.get("role") or message.get("from")
-        role = role or ("user", "assistant")[number % 2]
+        role, speaker = message.get("role"), message.get("from")
+        if role in (None, ""):
+            role = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        if role in (None, ""):
+            role = ("user", "assistant")[number % 2]
         if not isinstance(role, str):
             raise DataError(f"the role of message {number + 1} must be a text, not {role!r}.")
         content = message.get("content", message.get("value"))
@@ -104,7 +107,7 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
             for key, value in message.items()
             if key not in ("tools", "functions", "from", "value")
         }
-        kept.append({**rest, "role": SHAREGPT.get(role, role), "content": content})
+        kept.append({**rest, "role": role, "content": content})
     kept = [message for message in kept if message["role"] != "system" or message["content"]]
     if isinstance(tools, str):
         try:

@@ -214,6 +214,7 @@ def _table(path: Path) -> Iterator[Numbered]:
     )  # some countries' CSV has semicolons
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process; 131,072 at first
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    line = 0
     try:
         names, line = [name.strip() for name in next(reader, [])], reader.line_num
         if twice := {name for name in names if names.count(name) > 1 or not name}:
@@ -231,7 +232,7 @@ def _table(path: Path) -> Iterator[Numbered]:
                 many = f"{len(cells)} cells, and the head line names {len(names)} columns."
                 yield number, many if len(cells) > len(names) else row
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}.") from error
+        raise DataError(f"{path}:{line + 1}: not CSV: {error}.") from error
 
 
 def _convert_hint(path: Path, data: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,7 +125,8 @@ def train(plan: Plan, run: RecipeRun) -> bool:
 
 
 def _check_compiler(path: Path) -> None:
-    compiler = os.environ.get("CXX", "g++")  # as torch finds it
+    usual = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX", usual)  # as torch finds it
     if shutil.which(compiler) is None:
         raise UsageError(
             f"{path} asks for torch.compile, and there is no C++ compiler {compiler} here.",

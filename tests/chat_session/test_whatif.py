@@ -110,9 +110,10 @@ def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
             ("made@last", "made@12"),
             ("made@4", "made@4"),
             ("made@7", None),
-            ("made@base", None),
+            ("made@base", "made@base"),
+            ("mad@4", None),
             ("old@4", None),
-            ("a/b@4", None),
+            ("./b@4", None),
         ):
             again = {"run_id": rollout.id, "weights_version": version, **kept}
             store.episodes.add([Episode(version, "t/1", **again)])

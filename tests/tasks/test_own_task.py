@@ -130,6 +130,8 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     assert "open.py:2: not Python: '(' was never closed" in init("other", "--from", "open.py")[1]
     assert "mine is a folder" in init("other", "--from", "mine")[1]
     assert "Did you mean gym?" in init("other", "--from", "gymm:FrozenLake-v1")[1]
+    assert "No file named 'tool:total'" in init("other", "--from", "tool:total")[1]
+    assert "No file named 'https://a.b/c.json'" in init("other", "--from", "https://a.b/c.json")[1]
     (tmp_path / "rows.txt").touch()
     code, err = init("other", "--from", "rows.txt")
     assert code == 2 and ".jsonl, .json, .parquet, .csv, .tsv" in err
@@ -170,7 +172,7 @@ def test_tables_and_other_names_of_columns_become_rows(
         ("q,word\nhi,hallo\n", ["no answer to compare with; their fields: word", "`answer` (or a"]),
         ("q,a\nhi,hallo,you\n", ["a.csv:2: 3 cells, and the head line names 2"]),
         ("q,q\nhi,hallo\n", ["a column twice"]),
-        ('q,a\n"hi,hallo\n', ["not CSV"]),
+        ('q,a\nhi,3\n"hi,hallo\n\n\n', ["a.csv:3: not CSV"]),
         ("", ["a.csv has no rows"]),
         (f"q,word\nhi,{'hallo ' * 30_000}\n", ["no answer to compare with"]),
     ],

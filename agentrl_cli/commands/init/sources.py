@@ -62,6 +62,7 @@ OWN = {
 """Files that every new pack has."""
 LARGEST = 64 * 2**20
 """Bytes of a file that is copied."""
+TAKES = "--from takes rows, a .py file, openapi.json or mcp:COMMAND."
 TOOL_FILES = "Put typed functions with these names into a file, and add --from tools.py"
 
 
@@ -94,14 +95,15 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
             else "",
         )
     if not path.is_file():
-        if function and not path.suffix:
-            raise NotFound.of("kind of source", kind, [*offers("programs"), *readers])
+        is_word = kind.replace("-", "_").isidentifier() and not Path(f"{kind}.py").is_file()
+        if name and is_word and not name.startswith("/"):
+            raise NotFound.of("kind of source", kind, [*offers("programs"), *readers], hint=TAKES)
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise NotFound.of(
             "file",
             source,
             siblings,
-            hint="--from takes rows, a .py file, openapi.json or mcp:COMMAND.",
+            hint=TAKES,
         )
     if path.suffix == ".py":
         agent = function or _agent_in(path)

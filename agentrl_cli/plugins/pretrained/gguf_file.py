@@ -17,6 +17,8 @@ from agentrl_cli.paths import models_cache
 if TYPE_CHECKING:
     from agentrl_cli.config import ModelConfig
 
+CONVERTER = 2
+"""Raised when files would be converted otherwise than before: those of an earlier one in the cache are not used."""
 DIGITS = {"smollm"}
 """Pre-tokenizers that split every digit off, of which transformers reads the rest alone."""
 
@@ -33,7 +35,7 @@ def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     if file is None:
         return None
     facts = file.resolve().stat()
-    key = f"{file.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    key = f"{CONVERTER} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}"
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     folder = models_cache() / f"{file.stem}-{digest}"
     if not (folder / "config.json").is_file():
