@@ -39,26 +39,31 @@ class OutOfMemoryKills:
             with suppress(OSError):
                 self.fds = [os.open(shared, os.O_RDONLY)]
                 break
-        self._before = self._read()
+        self._before = self._marked = self._read()
 
     def mark(self) -> None:
         """Marks the begin of an execution. A shared count, slow to read, is compared with the last reading instead."""
-        if self.exact:
-            self._before = self._read()
+        if not self.exact:
+            return
+        if len(self.fds) > 1:  # the peak first: a kill in between belongs to no execution
+            os.pwrite(self.fds[1], b"0", 0)
+        self._before = self._marked = self._read()
 
     def _read(self) -> bytes:
         return os.pread(self.fds[0], 65536, 0) if self.fds else b""
 
-    def _full(self, before: bytes) -> bool:
-        """Whether the box met its own limit."""
+    def _full(self) -> bool:
+        """Whether the box met its own limit since `mark`.
+
+        Not since the last kill: of several in a burst one may be counted a moment after the limit was met.
+        """
         if len(self.fds) == 1:
-            return _number(self._before, b"oom") > _number(before, b"oom")
+            return _number(self._before, b"oom") > _number(self._marked, b"oom")
         peak, limit = (int(os.pread(fd, 32, 0)) for fd in self.fds[1:])
-        os.pwrite(self.fds[1], b"0", 0)
         return peak >= limit - _CLOSE
 
     def since(self, over: bool, killed: bool) -> str:
-        """Return whose memory caused a kill since `mark`: `own`, `others`, or empty without a kill.
+        """Return whose memory caused a kill since the last call or `mark`: `own`, `others`, or empty without a kill.
 
         Without a cgroup, `over` (the box held more than its limit, as far as is known) and `killed` (SIGKILL ended the
         execution) decide.
@@ -69,7 +74,7 @@ class OutOfMemoryKills:
         ):
             return ""
         if self.exact:
-            return "own" if self._full(before) else "others"
+            return "own" if self._full() else "others"
         return "own" if over else "others" if killed else ""
 
 

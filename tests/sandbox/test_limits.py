@@ -222,9 +222,40 @@ def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
     with open(file, "rb") as events:
         kills = guest_module("processes").OutOfMemoryKills([events.fileno()])
         kills.mark()
-        for count, over, whose in ((1, False, "own"), (2, True, "others"), (2, True, "")):
+        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 0\n")
+        assert kills.since(over=False, killed=False) == "", "the kill is counted a moment later"
+        for count, begins, over, whose in (
+            (1, False, False, "own"),
+            (2, False, False, "own"),
+            (3, True, True, "others"),
+            (3, False, True, ""),
+        ):
+            if begins:
+                kills.mark()
             file.write_text(f"low 0\nhigh 0\nmax 9\noom 1\noom_kill {count}\n")
             assert kills.since(over=over, killed=False) == whose
+
+
+def test_version_one_attributes_every_kill_of_a_burst_to_the_limit_that_was_met(
+    tmp_path: Path,
+) -> None:
+    control, peak, limit = (tmp_path / name for name in ("control", "peak", "limit"))
+    control.write_text("oom_kill 0\n")
+    peak.write_text("104857600\n")
+    limit.write_text("104857600\n")
+    with open(control, "rb") as first, open(peak, "rb+") as second, open(limit, "rb") as third:
+        fds = [first.fileno(), second.fileno(), third.fileno()]
+        kills = guest_module("processes").OutOfMemoryKills(fds)
+        kills.mark()
+        assert peak.read_text().startswith("0"), "the kernel begins to measure again"
+        peak.write_text("104800000\n")
+        for count in (1, 2):
+            control.write_text(f"oom_kill {count}\n")
+            assert kills.since(over=False, killed=True) == "own"
+        kills.mark()
+        peak.write_text("50000000\n")
+        control.write_text("oom_kill 3\n")
+        assert kills.since(over=False, killed=True) == "others"
 
 
 # --- programs of a session ---
