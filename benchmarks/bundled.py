@@ -12,8 +12,8 @@
 The trainings are 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own
 trainer; solved is the mean of the last ten steps, CPU seconds are those of the process; `reached` is the first step
 with a mean of 0.95 over ten. `train-generated` attempts the tool's five tasks of `generated`, which are none of its
-200 rows, eight times before and after; `train-orders` attempts twenty rows of each order eight times. Prints Markdown;
-adds what it measured to benchmarks/results/bundled.json.
+200 rows, eight times before and after; `train-orders` attempts eighty other rows of each order eight times. Prints
+Markdown; adds what it measured to benchmarks/results/bundled.json.
 --keep DIR keeps the projects, for `agentrl replay`.
 """
 

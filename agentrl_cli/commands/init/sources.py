@@ -85,12 +85,11 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     if kind in (readers := offers("sources")):
         resolve("sources", readers, kind)(draft, name)
         return None
-    file, _, function = source.partition(":")
-    path = Path(file).expanduser()
+    path = Path(kind).expanduser()
     if path.is_dir():
         raise UsageError(
             f"{path} is a folder. Name a file in it; --from can be given several times.",
-            hint=f"It is a pack: agentrl init {shlex.quote(file)} DIR."
+            hint=f"It is a pack: agentrl init {shlex.quote(kind)} DIR."
             if (path / "task.yaml").is_file()
             else "",
         )
@@ -99,14 +98,9 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
         if name and is_word and not name.startswith("/"):
             raise NotFound.of("kind of source", kind, [*offers("programs"), *readers], hint=TAKES)
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise NotFound.of(
-            "file",
-            source,
-            siblings,
-            hint=TAKES,
-        )
+        raise NotFound.of("file", source, siblings, hint=TAKES)
     if path.suffix == ".py":
-        agent = function or _agent_in(path)
+        agent = name or _agent_in(path)
         if not agent:
             return _functions(draft, path)
         draft.agent = f"{path.name}:{agent}"
