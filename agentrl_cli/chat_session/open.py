@@ -36,7 +36,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.world import make_env
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import EpisodeRow, Store
-from agentrl_cli.store.checkpoint_names import split_checkpoint
+from agentrl_cli.store.checkpoint_names import select_checkpoint, split_checkpoint
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.texts import apply_texts
@@ -148,7 +148,7 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     if run is not None and run.kind == "eval" and run.parent_id:
         run, step = store.runs.get(run.parent_id), run.parent_step
     if run is None or run.kind != "train":
-        return _named_checkpoint(store, row.weights_version)
+        return _named_checkpoint(store, row)
     if step is None:
         return None
     name, _, number = row.weights_version.rpartition("@")
@@ -160,25 +160,23 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     return f"{run.name}@{nearest}" if nearest else None
 
 
-def _named_checkpoint(store: Store, name: str) -> str | None:
-    """Return `RUN@STEP`, or `RUN@base`, if a checkpoint of this name is still there; None for any other name."""
-    parts = split_checkpoint(name)
+def _named_checkpoint(store: Store, row: EpisodeRow) -> str | None:
+    """Return the checkpoint that an episode says it was made with, as `RUN@STEP` or `RUN@base`; None if absent."""
+    parts = split_checkpoint(row.weights_version)
     if parts is None:
         return None
     try:
         run = store.runs.get(parts[0])
     except NotFound:  # it was deleted
         return None
-    if parts[0] not in (run.name, run.id):  # so was this one: a longer name begins like it
+    # So was this one, if a longer name begins like it, or a later run has its name.
+    if parts[0] not in (run.name, run.id) or 0 < row.started < run.started:
         return None
-    which = parts[1]
-    if which == "base":
+    if parts[1] == "base":
         return f"{run.name}@base"
     kept = [c for c in store.runs.checkpoints(run.id) if Path(c.path).is_dir()]
-    steps = [c.step for c in kept if which in (c.kind, str(c.step))]
-    if not steps and which in ("best", "last"):  # the same fallback as `checkpoint_folder`
-        steps = sorted(c.step for c in kept)
-    return f"{run.name}@{steps[-1]}" if steps else None
+    found = select_checkpoint(kept, parts[1])
+    return f"{run.name}@{found.step}" if found else None
 
 
 def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:

@@ -30,7 +30,7 @@ from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, u
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
-from agentrl_cli.store.checkpoint_names import split_checkpoint
+from agentrl_cli.store.checkpoint_names import select_checkpoint, split_checkpoint
 
 
 def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | None = None) -> Path:
@@ -76,16 +76,11 @@ def checkpoint_folder(
     if which == "base":
         return model_folder(row.model or config.name, config, base=base)
     found = store.runs.checkpoints(row.id)
-    chosen = [c for c in found if c.kind == which or (which.isdecimal() and c.step == int(which))]
-    if not chosen and which in (
-        "best",
-        "last",
-    ):  # of a run that is running or was killed: the newest
-        chosen = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)
-    if not chosen:
+    chosen = select_checkpoint(found, which)
+    if chosen is None:
         known = sorted({c.kind for c in found if c.kind != "step"} | {str(c.step) for c in found})
         raise NotFound.of(f"checkpoint of {row.name}", which, [*known, "base"])
-    folder = Path(chosen[-1].path)
+    folder = Path(chosen.path)
     if not folder.is_dir():
         raise ModelError(
             f"The checkpoint's folder is missing: {folder}.",

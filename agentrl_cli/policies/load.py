@@ -43,6 +43,7 @@ from agentrl_cli.policies import POLICIES, backend_name
 from agentrl_cli.policies.device_check import Verdict, verdict_of
 from agentrl_cli.policies.protocols import Backend, Policy, PolicySource, require_trainable
 from agentrl_cli.registry import resolve
+from agentrl_cli.store.checkpoint_names import pin_version
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -98,9 +99,8 @@ def load_policy(
         held = EVERY if conversations is None or audit(chat).append_only else conversations()
         require_append_only(chat, held)
     load = partial(load_weights, folder, name, config, base=base, trainable=trainable)
-    source = PolicySource(
-        config, chat, name, folder, base, trainable, configured_length(folder), load
-    )
+    version, length = pin_version(store, name, folder), configured_length(folder)
+    source = PolicySource(config, chat, version, folder, base, trainable, length, load)
     policy = make(source)
     if trainable:
         require_trainable(policy)

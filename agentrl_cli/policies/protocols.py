@@ -151,7 +151,7 @@ class PolicySource:
     chat: Chat
     """A backend whose model reads images may replace it by a chat that renders them."""
     name: str
-    """The model's name, and the first weights version."""
+    """The first weights version: the model's name, of a checkpoint with its step."""
     folder: Path | None
     """The model's files; None for a policy without any."""
     base: Path

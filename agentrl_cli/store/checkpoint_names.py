@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.rows import CheckpointRow
 
 
 def split_checkpoint(name: str | None) -> tuple[str, str] | None:
@@ -65,8 +69,27 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
         return None
     run, which = parts
     row = store.runs.get(run)
-    steps = [c.step for c in store.runs.checkpoints(row.id) if which in (c.kind, str(c.step))]
-    if which in ("best", "last") and not steps:  # the same fallback as `checkpoint_folder`
-        found = store.runs.checkpoints(row.id)
-        steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
-    return row, steps[-1] if steps else 0
+    found = select_checkpoint(store.runs.checkpoints(row.id), which)
+    return row, found.step if found else 0
+
+
+def select_checkpoint(found: Sequence[CheckpointRow], which: str) -> CheckpointRow | None:
+    """Return which of a run's checkpoints `best`, `last` or a step names, the newest if several; None if absent.
+
+    While a run goes on, or if it was killed, `best` and `last` may be missing: then the last one, or the latest step.
+    """
+    step = int(which) if which.isdecimal() else None
+    named = [c for c in found if c.kind == which or c.step == step]
+    if not named and which in ("best", "last"):
+        named = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)
+    return named[-1] if named else None
+
+
+def pin_version(store: Store | None, name: str, folder: Path) -> str:
+    """Return `RUN@STEP` of a checkpoint loaded from a folder, whatever `best` means later; other names unchanged."""
+    parts = split_checkpoint(name)
+    if parts is None or store is None or parts[1] == "base":
+        return name
+    run = store.runs.get(parts[0])
+    steps = [c.step for c in store.runs.checkpoints(run.id) if Path(c.path) == folder]
+    return f"{run.name}@{steps[-1]}" if steps else name

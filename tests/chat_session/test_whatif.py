@@ -118,6 +118,11 @@ def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
             again = {"run_id": rollout.id, "weights_version": version, **kept}
             store.episodes.add([Episode(version, "t/1", **again)])
             assert nearest_checkpoint(store, store.episodes.row(version)) == wanted
+        store.episodes.add(
+            [Episode("e4", "t/1", **again | {"weights_version": "made@4"}, started=0.5)]
+        )
+        early = "a run of this name was deleted, and this one began later"
+        assert nearest_checkpoint(store, store.episodes.row("e4")) is None, early
 
 
 async def test_a_what_if_says_whose_weights_continue(

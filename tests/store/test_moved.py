@@ -105,6 +105,7 @@ def _works(project: Path, cli: Cli) -> None:
     with contextlib.chdir(project):
         config = Config.model_validate({**run.config})
         policy, _ = open_policy(f"{RUN}@last", config, db, base=project)
+        assert policy.weights_version == f"{RUN}@2", "the step, whatever `last` means later"
         asyncio.run(policy.close())
         where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
         output = io.StringIO()

@@ -39,7 +39,7 @@ from agentrl_cli.policies.load import Loaded, load_policy, make_policy
 from agentrl_cli.rollout.recorder import Observer, StoreRecorder, make_observers
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.checkpoint_names import split_checkpoint
+from agentrl_cli.store.checkpoint_names import pin_version, split_checkpoint
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
@@ -133,7 +133,7 @@ class Adapters:
         name = f"adapter{next(self._numbers)}"
         self._model = put_adapter(self._model, folder, name)
         await self._renew()
-        return name, self._version(spec, folder)
+        return name, pin_version(self._store, spec, folder)
 
     async def unload(self, name: str) -> None:
         """Take an adapter off the model."""
@@ -150,15 +150,6 @@ class Adapters:
         under = adapter_base(folder, self._config.model, base=self._base)
         if under.resolve() != mine.resolve():
             raise ModelError(f"The adapter {spec} was trained on {under}, and {mine} is served.")
-
-    def _version(self, spec: str, folder: Path) -> str:
-        """Return `RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
-        checkpoint = split_checkpoint(spec)
-        if checkpoint is not None and self._store is not None:
-            rows = self._store.runs.checkpoints(self._store.runs.get(checkpoint[0]).id)
-            found = [row for row in rows if Path(row.path) == folder]
-            return f"{checkpoint[0]}@{found[-1].step}" if found else spec
-        return spec
 
     async def _renew(self) -> None:
         await self._policy.close()
