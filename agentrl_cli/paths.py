@@ -75,6 +75,12 @@ def shipped_packs() -> dict[str, Path]:
     return {folder.name: folder for folder in sorted(found, key=lambda folder: folder.name)}
 
 
+def list_places(name: str, base: Path) -> tuple[Path, Path]:
+    """Return where a path written by a user may lie: in `base`, and in the working folder."""
+    path = Path(os.path.expanduser(name))  # that of Path raises for ~NAME if nobody has that name
+    return base / path, path
+
+
 def pack_path(name: str, base: Path | None = None) -> Path | None:
     """Return the folder of a pack by its name, or by a path relative to `base` (default: the working folder).
 

@@ -26,7 +26,14 @@ from agentrl_cli.models.checkpoint import CHECKSUMS, damage
 from agentrl_cli.models.device import pick_device, pick_dtype, quantization
 from agentrl_cli.models.save import quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
-from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
+from agentrl_cli.paths import (
+    bundled_model,
+    is_bundled,
+    list_places,
+    models_dir,
+    portable,
+    utf8_name,
+)
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
@@ -40,8 +47,7 @@ def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | N
     checkpoint = split_checkpoint(name)
     if checkpoint is not None and store is not None:
         return checkpoint_folder(store, *checkpoint, config, base=base)
-    local = base / Path(name).expanduser()
-    for folder in (local, Path(name).expanduser()):
+    for folder in list_places(name, base):
         if folder.is_dir():
             return _require_model(folder.resolve())
     if is_bundled(name):
@@ -60,11 +66,10 @@ def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | N
 
 def is_hub_id(name: str, base: Path) -> bool:
     """Whether a name that is not a checkpoint's is a Hugging Face hub model: `org/name`, not a folder."""
-    folders = (base / Path(name).expanduser(), Path(name).expanduser())
     return (
         name.count("/") == 1
         and not name.startswith((".", "/", "~"))
-        and not any(f.is_dir() for f in folders)
+        and not any(folder.is_dir() for folder in list_places(name, base))
     )
 
 
@@ -221,7 +226,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     project that was moved means the project's own model. Raises ModelError.
     """
     named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
-    path = Path(named).expanduser()
+    _, path = list_places(named, base)
     own = PurePath(portable(config.name, (base,)))
     inside = (
         folder.resolve().is_relative_to(base.resolve())

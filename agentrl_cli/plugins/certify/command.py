@@ -26,6 +26,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.options import WorkOptions
 from agentrl_cli.errors import GateNotMet, MissingDependency, UsageError
+from agentrl_cli.paths import list_places
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
@@ -89,7 +90,7 @@ def _settings_of(context: Context, target: str) -> tuple[Config, str | None]:
         "model": name,
     }
     if not url.startswith(URL):
-        places = (context.project / target, Path(target).expanduser())
+        places = list_places(target, context.project)
         path = next((place.absolute() for place in places if place.exists()), None)
         if path is None:
             hint = "Write a model folder, a .gguf file, or NAME@http://HOST:PORT/v1."

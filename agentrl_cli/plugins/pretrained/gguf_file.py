@@ -12,7 +12,7 @@ from agentrl_cli.commands.common import narrate
 from agentrl_cli.errors import MissingDependency, ModelError
 from agentrl_cli.errors import writing as disk_writing
 from agentrl_cli.models.output_lock import writing
-from agentrl_cli.paths import models_cache
+from agentrl_cli.paths import list_places, models_cache
 
 if TYPE_CHECKING:
     from agentrl_cli.config import ModelConfig
@@ -30,7 +30,7 @@ def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     """
     from agentrl_cli.models.checkpoint import written_whole
 
-    places = (base / Path(name).expanduser(), Path(name).expanduser())
+    places = list_places(name, base)
     file = next((place for place in places if place.suffix == ".gguf" and place.is_file()), None)
     if file is None:
         return None
