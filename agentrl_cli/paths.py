@@ -77,7 +77,7 @@ def shipped_packs() -> dict[str, Path]:
 
 def list_places(name: str, base: Path) -> tuple[Path, Path]:
     """Return where a path written by a user may lie: in `base`, and in the working folder."""
-    path = Path(os.path.expanduser(name))  # that of Path raises for ~NAME if nobody has that name
+    path = Path(os.path.expanduser(name))  # that of Path raises for the ~NAME of an unknown user
     return base / path, path
 
 

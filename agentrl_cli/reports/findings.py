@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentrl_cli.config import load_config
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.paths import PROJECT_FILE, find_project
 from agentrl_cli.reports.evidence import Evidence, answer_in, answer_of, plain
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, TOOL_FAULTS, find_flags, short
+from agentrl_cli.store import RunRow
 from agentrl_cli.store.queries import message_lines
 from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason, ToolCall, ToolResult
 
@@ -39,6 +46,8 @@ class Hit:
     words: Mapping[str, Any] = field(default_factory=dict)
 
 
+TRAIN = "agentrl train" + " --set"
+"""The beginning of a command that trains from the start with one setting changed."""
 Find = Callable[[Evidence], Hit | None]
 
 
@@ -61,7 +70,28 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
         "PARSER": words.get("parser", ""), "PART": words.get("moved", ""),
         "TOOL": words.get("tool", ""), "ARGUMENTS": shlex.quote(words.get("arguments", "{}")),
     }  # fmt: skip
-    return re.sub(r"\b[A-Z]{3,}\b", lambda m: values.get(m[0], m[0]), command)
+    filled = re.sub(r"\b[A-Z]{3,}\b", lambda m: values.get(m[0], m[0]), command)
+    return keep_settings(filled, e.run)
+
+
+def keep_settings(command: str, run: RunRow) -> str:
+    """Return a command that trains with a setting, with the run's others too if its project's files have not got them.
+
+    Without it, a run that was started with flags is repeated without them, perhaps with another model.
+    """
+    file = Path(run.dir) / "config.yaml"
+    if not (run.dir and command.startswith(TRAIN) and file.is_file()):
+        return command
+    project = find_project(file.parent)
+    files = [project / PROJECT_FILE] if project else []
+    with contextlib.suppress(AgentRLError):  # a project that is no longer valid says nothing
+        if (
+            load_config(files, env=os.environ, base=project)[0].model_dump(mode="json")
+            == run.config
+        ):
+            return command
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return command.replace(" --set", f" --config {shlex.quote(str(shown))} --set", 1)
 
 
 def count(key: str, flag: str = "") -> Find:

@@ -16,6 +16,8 @@ from rich.cells import cell_len, set_cell_size
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry.plugins import spread_settings
+from agentrl_cli.reports.evidence import NO_RUN
+from agentrl_cli.reports.findings import keep_settings
 from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.types import Episode, Turn
@@ -142,11 +144,12 @@ def of_episode(store: Store, episode: Episode) -> Waterfall:
     many = len({span.branch for span in spans}) > 1
     rows = [(f"{f'b{s.branch} ' * many}{s.label}", (s,)) for s in spans
             if s.kind != "waiting" or s.seconds >= SMALL * seconds]  # fmt: skip
-    config = store.runs.get(episode.run_id).config if episode.run_id else {}
-    advice = _shorten(totals, spans, config)
+    run = store.runs.get(episode.run_id) if episode.run_id else NO_RUN
+    text, command = _shorten(totals, spans, run.config)
     if episode.kind == IMPORTED:
-        advice = (UNKNOWN * ("between messages" in totals), "")
-    return Waterfall(f"episode {episode.id}", seconds, spans, totals, rows, *advice)
+        text, command = UNKNOWN * ("between messages" in totals), ""
+    command = keep_settings(command, run)
+    return Waterfall(f"episode {episode.id}", seconds, spans, totals, rows, text, command)
 
 
 def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
@@ -182,7 +185,7 @@ def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
         sum(part.seconds for part in parts),
         [end for end, _, _ in drawn],
     )
-    advice = _shorten_step(parts, ends, seconds, run.config, row) or _shorten(
+    text, command = _shorten_step(parts, ends, seconds, run.config, row) or _shorten(
         totals, every, run.config
     )
     shown = [
@@ -190,7 +193,8 @@ def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
         *((label, spans) for _, label, spans in drawn[:SHOWN]),
     ]
     title = f"{run.name} step {number}, {len(drawn)} episodes"
-    return Waterfall(title, seconds, [*parts, *every], totals, shown, *advice)
+    spans, command = [*parts, *every], keep_settings(command, run)
+    return Waterfall(title, seconds, spans, totals, shown, text, command)
 
 
 def _episodes(store: Store, run: RunRow, step: int) -> list[EpisodeRow]:

@@ -223,7 +223,7 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(
     assert {base_of(name) for name in bundled} == {bundled_model()}
     shutil.copytree(source, own)
     assert base_of(own) == base_of("elsewhere/tiny-agent") == own
-    for name in (tmp_path / "nowhere" / "another", "./nowhere/tiny-agent", "~nobody-here/x"):
+    for name in (tmp_path / "nowhere" / "another", "./nowhere/tiny-agent", "~no-user/x"):
         with pytest.raises(ModelError, match="not found"):
             base_of(name)
 

@@ -1,5 +1,6 @@
 """Each rule names its planted cause first, with a number and a command; sound trainings raise none."""
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from typing import Any, get_args
 
 import pytest
 
+from agentrl_cli.config import load_config
 from agentrl_cli.config.train import Stop
 from agentrl_cli.errors import DataError
+from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.reports.diagnosis import (
     RULES,
     STAGES,
@@ -21,6 +24,7 @@ from agentrl_cli.reports.diagnosis import (
     suggest,
 )
 from agentrl_cli.reports.evidence import Evidence
+from agentrl_cli.reports.findings import keep_settings
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.reference import (
     BASES,
@@ -31,6 +35,7 @@ from agentrl_cli.reports.reference import (
 )
 from agentrl_cli.reports.run_data import load
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.new_run import new_run
 from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
@@ -406,6 +411,26 @@ STEADY = Reference(
     {"train.lr": 3e-4},
     {"solved": [[0.4] * 8, [0.6] * 8], "reward": [[1.0] * 8], "reward_std": [[0.1] * 12]},
 )
+
+
+def test_a_command_keeps_the_settings_that_a_run_was_given(tmp_path: Path) -> None:
+    """Those of flags, which the project's file does not have; without any the command is as short as before."""
+    (tmp_path / PROJECT_FILE).write_text("train: {steps: 3}\n")
+    command = "agentrl train --set train.lr=1e-05"
+    for flags, wanted in (
+        ({}, command),
+        ({"train.steps": 3}, command),
+        ({"model.name": "tiny-tools"}, "agentrl train --config runs/calc-grpo-3/config.yaml --set"),
+    ):
+        config, _ = load_config([tmp_path / PROJECT_FILE], flags=flags, base=tmp_path)
+        with Store.open(tmp_path / "runs" / "agentrl.db") as store:
+            run = new_run(config, store, kind="train", packs=["calc"], tokenizer="")
+            run = store.runs.get(run.id)
+        with contextlib.chdir(tmp_path):
+            assert keep_settings(command, run).startswith(wanted)
+        assert (str(tmp_path) in keep_settings(command, run)) == ("model.name" in flags)
+        found, _ = load_config([Path(run.dir) / "config.yaml"], base=tmp_path)
+        assert found == config, "the file gives the same settings again"
 
 
 def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
