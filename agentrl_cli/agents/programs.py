@@ -57,6 +57,8 @@ class ForeignAgent:
         "max_tokens": 8192,
     }
     """Settings of `rollout` for a new project. Most have the schemas of many tools in their prompts."""
+    imports_here: ClassVar[bool] = False
+    """Whether `package` may be a module of the folder in which `agentrl init` is called."""
     title = ""
     """The environment's own name, if `package` is only where it is; set by `rows`."""
     start_seconds = 3600.0
@@ -72,10 +74,15 @@ class ForeignAgent:
         python: str | Path = "",
         options: Mapping[str, Any] | None = None,
         score: str = "",
+        folder: str | Path = "",
     ) -> None:
-        """Name the environment; `python` is the interpreter that has the package; this one without it."""
+        """Name the environment; `python` is the interpreter that has the package; this one without it.
+
+        `folder` has the modules that are not installed; the working folder without it.
+        """
         self.options = dict(options or {})
         config = {"task": task, "score": score, "options": self.options}
+        config |= {"folder": _path_text(folder)}
         config |= {"package": _path_text(package), "tested": dict(self.tested)}
         self._started = type(self), _path_text(python) or sys.executable, json.dumps(config)
 

@@ -214,6 +214,9 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         "python": _path(python, os.sep in python),
         "options": options,
     }
+    module, here = package.partition(":")[0].partition(".")[0], Path.cwd()
+    if program.imports_here and any((here / f"{module}{end}").exists() for end in ("", ".py")):
+        given["folder"] = here
     given = {key: value for key, value in given.items() if value}
     about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
     made = program(named, **given)

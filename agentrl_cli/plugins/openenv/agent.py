@@ -30,6 +30,7 @@ class OpenEnv(ForeignWorld):
     needs = "websockets"
     shown = "openenv:http://127.0.0.1:8000, openenv:docker:IMAGE, or openenv:MODULE:CLASS"
     tested: ClassVar = {"openenv": "0.10.0"}
+    imports_here: ClassVar = True
     image = ""
     limits: ClassVar = {"max_turns": 16, "max_new_tokens": 96, "max_tokens": 4096}
 

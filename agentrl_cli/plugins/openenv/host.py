@@ -1,6 +1,6 @@
 """Serves an environment class by the package's own server, in the interpreter that has both.
 
-    python host.py MODULE:CLASS LISTENING FAILED     a socket, and a pipe for the reason if there is one
+    python host.py MODULE:CLASS FOLDER LISTENING FAILED     a socket, and a pipe for the reason if there is one
 
 Its action and observation are those that `step` names; without one, any observation. Imports nothing of agentrl.
 """
@@ -16,10 +16,11 @@ SESSIONS = 256
 """Sessions at once of a class with SUPPORTS_CONCURRENT_SESSIONS."""
 
 
-def main(name: str, listening: int, failed: int) -> None:
-    """Serve the class until the process ends."""
+def main(name: str, folder: str, listening: int, failed: int) -> None:
+    """Serve the class until the process ends. A module that is not installed is looked for in the folder."""
     import uvicorn
 
+    sys.path[0] = folder or os.getcwd()  # in place of this file's folder
     try:
         app = make_app(name)
     except Exception as error:
@@ -36,7 +37,6 @@ def make_app(name: str) -> typing.Any:
     from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
     from openenv.core.env_server.types import Observation
 
-    sys.path[0] = os.getcwd()  # in place of this file's folder
     module, _, attribute = name.partition(":")
     made: typing.Any = getattr(importlib.import_module(module), attribute)
     action, observation = CallToolAction, CallToolObservation
@@ -50,4 +50,4 @@ def make_app(name: str) -> typing.Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -68,7 +68,7 @@ class OpenEnv:
                 raise ValueError(
                     f"{self.name} is neither an address, docker:IMAGE nor MODULE:CLASS"
                 )
-            self.url, said = _serve_class(self.name)
+            self.url, said = _serve_class(self.name, config["folder"])
             self.remedy = (
                 "give it SUPPORTS_CONCURRENT_SESSIONS = True if its sessions share nothing"
             )
@@ -104,7 +104,7 @@ class OpenEnv:
         return json.loads(data)
 
 
-def _serve_class(name: str) -> tuple[str, IO[str]]:
+def _serve_class(name: str, folder: str) -> tuple[str, IO[str]]:
     """Return the address of a server of that class, and a file with the reason if it could not be started.
 
     It ends with this process: both are supervised. The socket listens before it starts, so that requests wait for it.
@@ -115,7 +115,7 @@ def _serve_class(name: str) -> tuple[str, IO[str]]:
         listening.listen(1024)
         fds = listening.fileno(), write
         host = str(Path(__file__).with_name("host.py"))
-        subprocess.Popen([sys.executable, host, name, *map(str, fds)], pass_fds=fds)
+        subprocess.Popen([sys.executable, host, name, folder, *map(str, fds)], pass_fds=fds)
         os.close(write)
         return f"http://127.0.0.1:{listening.getsockname()[1]}", open(read, encoding="utf-8")
 

@@ -1,5 +1,6 @@
 """OpenEnv environments behind an address: sessions side by side, tools, rewards, and what is refused."""
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -198,7 +199,8 @@ async def test_a_project_of_a_class(
     given = ("--python", python_with("openenv", "openenv websockets"))
     cli("init", "numbers", "--from", "openenv:mine:Numbers?size=6", *given)
     said = [call("act", number=number) for number in range(10)]
-    episode = await episode_of(tmp_path / "numbers", said)
+    with contextlib.chdir(tmp_path / "numbers"):  # where `init` says to go next
+        episode = await episode_of(tmp_path / "numbers", said)
     assert episode.error == "" and episode.reward in {1 - n / 8 for n in range(10)}
     (tmp_path / "four.py").write_text(
         f"{SERVER}\n\nclass Connect4Environment(Numbers):\n    pass\n"
