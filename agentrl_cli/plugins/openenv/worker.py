@@ -246,13 +246,25 @@ def _tool(name: Any, description: Any, schema: Any) -> dict[str, Any]:
 
 
 def _act(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an action as a tool."""
+    """Return the fields of an action as a tool; many templates show them alone, so a named type stands where it is."""
     fields = {key: one for key, one in action.get("properties", {}).items() if key != "metadata"}
     needed = [key for key in action.get("required", ()) if key in fields]
+    fields = _inline(fields, action.get("$defs", {}))
     schema = {"type": "object", "properties": fields, "required": needed}
-    if "$defs" in action:
-        schema["$defs"] = action["$defs"]
     return _tool("act", "Take an action.", schema)
+
+
+def _inline(schema: Any, types: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """Return a schema with its types in place of their names; one that holds itself is any value there."""
+    if isinstance(schema, list):
+        return [_inline(one, types, within) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: _inline(one, types, within) for key, one in schema.items() if key != "$ref"}
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name and name not in within:
+        found = {**_inline(types[name], types, (*within, name)), **found}
+    return found
 
 
 def text_of(seen: Any) -> str:

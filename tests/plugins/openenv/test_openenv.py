@@ -11,6 +11,7 @@ import pytest
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.plugins.openenv.agent import OpenEnv
+from agentrl_cli.plugins.openenv.worker import _act
 from agentrl_cli.types import Outcome
 from tests.helpers.cli import Cli
 from tests.helpers.gateway import call
@@ -217,6 +218,29 @@ async def test_a_project_of_a_class(
         ("maze", "neither an address, docker:IMAGE nor MODULE:CLASS"),
     ):
         cli("init", "odd", "--from", f"openenv:{name}", *given, code=1, said=problem)
+
+
+def test_types_of_an_action_stand_where_they_are_named() -> None:
+    """A template may show the properties of a tool alone."""
+    move = {"enum": ["UP", "DOWN"], "type": "string"}
+    node = {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}
+    action = {
+        "properties": {
+            "move": {"$ref": "#/$defs/Move", "description": "Where to."},
+            "path": {"$ref": "#/$defs/Node"},
+            "metadata": {},
+        },
+        "required": ["move"],
+        "$defs": {"Move": move, "Node": {"properties": {"next": node}}},
+    }
+    assert _act(action)["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "move": {**move, "description": "Where to."},
+            "path": {"properties": {"next": {"anyOf": [{}, {"type": "null"}]}}},
+        },
+        "required": ["move"],
+    }
 
 
 # --- servers that misbehave ---
