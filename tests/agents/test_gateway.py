@@ -301,6 +301,20 @@ async def test_an_episode_is_named_by_key_header_or_body() -> None:
     assert [*found[:-1], found[-1][:6]] == list(named)
 
 
+async def test_instructions_are_those_of_the_request_alone() -> None:
+    world, more = world_of(lambda key, ids: "x"), {}
+    for text in ("Be brief.", "Be brief.", "Be long."):
+        body = {"input": "Hi.", "instructions": text, **more}
+        found = (await post(world, "/e/a/v1/responses", body)).json()
+        more = {"previous_response_id": found["id"]}
+    trace = await world.end("a")
+    roles, texts = zip(
+        *((turn.role, turn.messages[0]["content"]) for turn in trace.turns), strict=True
+    )
+    assert roles[:6] == ("system", "user", "assistant", "user", "assistant", "system")
+    assert texts.count("Be brief.") == texts.count("Be long.") == trace.forks == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
     policy = Held()

@@ -225,7 +225,8 @@ class Session:
             first = choices[0]
             calls = [(call.id, call.name, call.arguments) for call in first.calls]
             said = assistant_message(first.text, calls, first.reasoning or None)
-            keep(self._said, reply.id, (*messages, said), STORED)
+            own = bool(request.raw.get("instructions"))  # of this request alone, as at OpenAI
+            keep(self._said, reply.id, (*messages[own:], said), STORED)
         self.used = time.monotonic()
         return reply
 
@@ -233,7 +234,7 @@ class Session:
         """Return a request's messages, and where they lead in the tree, which this does not change."""
         if request.prompt is not None:
             return (), self.tree.find_prompt(request.prompt, most)
-        earlier: tuple[Message, ...] = ()
+        given = list(request.messages)
         if request.previous:
             if request.previous not in self._said:
                 raise RequestError(
@@ -241,8 +242,9 @@ class Session:
                     status=404,
                     param="previous_response_id",
                 )
-            earlier = self._said[request.previous]
-        messages = tuple(merge_messages([*earlier, *request.messages]))
+            own = bool(request.raw.get("instructions"))
+            given[own:own] = self._said[request.previous]
+        messages = tuple(merge_messages(given))
         if not messages:
             raise bad("`messages` is empty.", "messages")
         name, _, player = request.model.rpartition("/")
