@@ -53,6 +53,7 @@ class BaseTokenizer:
 
     added: tuple[AddedToken, ...]
     vocab_size: int
+    """Its ids are smaller; added tokens may leave gaps below."""
     specials: Mapping[str, str]
     """`bos_token`, `eos_token`, … to their texts: what a chat template may refer to by name."""
     chat_template: str | None
@@ -140,12 +141,13 @@ class Tokenizer(BaseTokenizer):
         self._tk = _backend(tokenizer_json)
         self.chat_template, self.tool_template = chat_template, tool_template
         self.specials = dict(specials or {})
-        self.vocab_size = self._tk.get_vocab_size(with_added_tokens=True)
         named = set(self.specials.values())
         self.added = tuple(
             AddedToken(id_, token.content, token.special or token.content in named)
             for id_, token in sorted(self._tk.get_added_tokens_decoder().items())
         )
+        size = self._tk.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = max([size, *(token.id + 1 for token in self.added)])
         eos = self.id_of(self.specials.get("eos_token", ""))
         self.eos_ids = tuple(dict.fromkeys([*eos_ids, *([] if eos is None else [eos])]))
         self._texts: dict[int, str] = {}

@@ -86,6 +86,8 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
         ({**good, "temperature": "hot"}, 400, "temperature must be a number"),
         ({**good, "temperature": -1}, 400, "temperature -1"),
         ({**good, "top_p": 7}, 400, "top_p 7"),
+        ({**good, "temperature": 10**400}, 400, "temperature must be a number"),
+        ({**good, "top_k": 10**20}, 400, "top_k must be a 64-bit integer"),
         ({**good, **long}, 400, "maximum context length is 300"),
     ]
     if path != "completions":
@@ -125,6 +127,12 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
                 400,
                 "nothing to answer",
             ),
+        ]
+    if path == "completions":
+        cases += [
+            ({"prompt": [7, 10**12]}, 400, "token 1000000000000, and the tokenizer has"),
+            ({"prompt": [7], "echo": True}, 400, "echo is served for a text"),
+            ({**good, "echo": True, "logprobs": 0}, 400, "without logprobs"),
         ]
     if path == "chat/completions":
         cases += [

@@ -215,6 +215,8 @@ class MessageTree:
             require_short(self.chat.tokenizer, [rest], max(most - len(ids), 0), most, "prompt")
         elif len(ids) + len(rest) > most:
             raise too_long(most, f"{len(ids) + len(rest)}", "prompt")
+        elif (highest := max(rest, default=0)) >= (known := self.chat.tokenizer.vocab_size):
+            raise bad(f"prompt has token {highest}, and the tokenizer has {known}.", "prompt")
         new = self.chat.tokenizer.encode(rest) if isinstance(rest, str) else list(rest)
         if not ids and not new:
             raise bad("The prompt is empty.", "prompt")

@@ -160,9 +160,9 @@ class HttpPolicy(RemotePolicy):
 
         Raises ConfigError, or PolicyError for a bad address.
         """
-        config, tokenizer = source.config, source.chat.tokenizer
+        config = source.config
         arguments = connection(config, url)
-        vocabulary = max([tokenizer.vocab_size, *(token.id + 1 for token in tokenizer.added)])
+        vocabulary = source.chat.tokenizer.vocab_size
         if source.trainable:  # only the ids that the trained model has a row for can be trained
             model: Any = source.model()
             vocabulary = int(model.get_input_embeddings().weight.shape[0])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, TypeVar
 
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, Token, bad
 
 Body = Mapping[str, Any]
 T = TypeVar("T", bool, int, float, str)
-KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+KINDS = {bool: "true or false", int: "a 64-bit integer", float: "a number", str: "a string"}
+BOUND = 2**63
+"""Numbers of a body are smaller."""
 
 DONE = "data: [DONE]\n\n"
 MOST_STOPS = 16
@@ -86,13 +87,13 @@ def sampling_of(body: Body) -> dict[str, float]:
 
 
 def field_of(body: Body, name: str, kind: type[T], least: int | None = None) -> T | None:
-    """Return a field of a body, None if absent or null. Raises RequestError unless it is of that kind and finite."""
+    """Return a field of a body, None if absent or null. Raises RequestError unless it is of that kind and below BOUND."""
     value: Any = body.get(name)
     if value is None:
         return None
     numeric = int | float if kind is float else kind
     valid = isinstance(value, numeric) and (kind is bool or not isinstance(value, bool))
-    valid = valid and (kind is not float or isfinite(value))
+    valid = valid and (kind is str or abs(value) < BOUND)
     if not valid or (least is not None and value < least):
         bound = f" of at least {least}" if least is not None else ""
         raise bad(f"{name} must be {KINDS[kind]}{bound}.", name)

@@ -181,12 +181,16 @@ def parse_completion(body: Body) -> ModelRequest:
         raise bad("suffix is not served.", "suffix", "unsupported_parameter")
     if (field_of(body, "best_of", int, 1) or 1) > 1:
         raise bad("best_of is not served.", "best_of", "unsupported_parameter")
+    prompt, echo = _prompt(body.get("prompt")), flag_of(body, "echo")
+    top_logprobs = field_of(body, "logprobs", int, 0)
+    if echo and (top_logprobs is not None or not isinstance(prompt, str)):
+        raise bad("echo is served for a text without logprobs.", "echo", "unsupported_parameter")
     return completion_request(
         body,
-        prompt=_prompt(body.get("prompt")),
-        echo=flag_of(body, "echo"),
+        prompt=prompt,
+        echo=echo,
         max_tokens=field_of(body, "max_tokens", int, 1) or MAX_TOKENS,
-        top_logprobs=field_of(body, "logprobs", int, 0),
+        top_logprobs=top_logprobs,
     )
 
 
@@ -203,7 +207,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 
 def answer_completion(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a completion."""
-    echo = request.prompt if request.echo and isinstance(request.prompt, str) else ""
+    echo = str(request.prompt) if request.echo else ""
     choices = []
     for n, choice in enumerate(reply.choices):
         texts = [token.text for token in choice.tokens]
