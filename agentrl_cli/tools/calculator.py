@@ -10,6 +10,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -76,10 +77,10 @@ def show(value: Fraction) -> str:
     if rest == 1 and places <= 30:
         digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
         return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
-    try:
-        return f"{float(value):.{DIGITS}g}"
-    except OverflowError:
-        return str(value.numerator // value.denominator)
+    quotient = Decimal(value.numerator) / Decimal(value.denominator)
+    # A float ends at 1e308, and below 1e-308 it has fewer digits, or is 0.
+    plain = -300 < quotient.adjusted() < 300
+    return f"{float(value) if plain else quotient:.{DIGITS}g}"
 
 
 def _value(node: ast.expr) -> Fraction:
