@@ -17,7 +17,7 @@ from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.rewards import RewardContext, Scored
 from agentrl_cli.types import Episode
 
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)")
 SQL_SECONDS, SQL_ROWS = 10.0, 100_000
 """Limits of a query that is compared."""
 

@@ -220,6 +220,9 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
     [
         ("so 1,234 then", "1234"),
         ("3 and\n#### -7.50 of 9", "-7.50"),
+        ("a tip of $.50", ".50"),
+        ("#### -.5", "-.5"),
+        ("from 1..5", "5"),
         ("#### none", None),
         ("none", None),
     ],
