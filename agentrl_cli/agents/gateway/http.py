@@ -160,6 +160,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def place_of(host: str, port: int) -> str:
+    """Return HOST:PORT as an address has it: with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_served(netloc: str, names: Collection[str]) -> bool:
     """Whether a Host header names this server, by one of its names (any port) or by an IP address."""
     try:
@@ -314,8 +319,7 @@ async def listening(app: ASGIApp, host: str, port: int, **options: Any) -> Async
                 hint="Take another port; 0 takes a free one.",
             ) from error
         async with answering(app, sock, **options):
-            name = f"[{host}]" if ":" in host else host
-            yield f"http://{name}:{sock.getsockname()[1]}"
+            yield f"http://{place_of(host, sock.getsockname()[1])}"
 
 
 @contextlib.asynccontextmanager

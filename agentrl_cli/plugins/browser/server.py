@@ -12,7 +12,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from agentrl_cli.agents.gateway.http import is_foreign, is_loopback, is_token
+from agentrl_cli.agents.gateway.http import is_foreign, is_loopback, is_token, place_of
 from agentrl_cli.errors import UsageError, needs_extra
 
 COOKIE = "agentrl"
@@ -70,7 +70,7 @@ def make_server(command: str, host: str, port: int, token: str) -> Any:
     with needs_extra("Screens in a browser need textual-serve.", "serve"):
         from aiohttp import web
         from textual_serve.server import Server
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    place = place_of(host, port)
     hosts = {place, f"localhost:{port}", f"127.0.0.1:{port}"}
 
     class Guarded(Server):

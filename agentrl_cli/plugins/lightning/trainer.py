@@ -18,6 +18,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl_cli.agents.gateway.http import place_of
 from agentrl_cli.plugins.lightning.adapter import TracerTraceToTriplet
 from agentrl_cli.plugins.lightning.algorithm.base import (
     BATCH,
@@ -169,7 +170,7 @@ class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):
             with serving(store, self.server_host, self.server_port):
                 super().execute(algorithm, runner, store)
         else:
-            at = LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
+            at = LightningStoreClient(f"http://{place_of(self.server_host, self.server_port)}")
             super().execute(algorithm, runner, at)
 
 

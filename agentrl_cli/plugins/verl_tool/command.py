@@ -280,6 +280,8 @@ async def listening(
     app = server.app(None if socket is not None else {name.casefold() for name in own})
     from aiohttp import web
 
+    from agentrl_cli.agents.gateway.http import place_of
+
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     async with contextlib.AsyncExitStack() as stack:
@@ -301,5 +303,5 @@ async def listening(
         yield (
             f"unix:{socket.absolute()}"
             if socket is not None
-            else f"http://{host}:{runner.addresses[0][1]}"
+            else f"http://{place_of(host, runner.addresses[0][1])}"
         )

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,12 @@ async def test_a_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None
     (tmp_path / "notes").write_text("kept")
     async with world(tmp_path / "j.db", [Tally().tool]) as trajectories:
         server = ToolServer(trajectories, load_parser("hermes"), token="")
+        with suppress(UsageError):  # of a machine without IPv6
+            async with (
+                listening(server, "::1", 0, None) as address,
+                aiohttp.ClientSession() as client,
+            ):
+                assert (await client.get(f"{address}/health")).status == 200
         with pytest.raises(UsageError, match="Cannot listen"):
             async with listening(server, "127.0.0.1", 0, tmp_path / "notes"):
                 pass

@@ -87,7 +87,7 @@ def sampling_of(body: Body) -> dict[str, float]:
 
 
 def field_of(body: Body, name: str, kind: type[T], least: int | None = None) -> T | None:
-    """Return a field of a body, None if absent or null. Raises RequestError unless it is of that kind and below BOUND."""
+    """Return a field of a body, None if absent or null. Raises RequestError unless it is of that kind and in bounds."""
     value: Any = body.get(name)
     if value is None:
         return None
