@@ -16,7 +16,7 @@ from agentrl_cli.commands.common import (
     narrate,
     stop_event,
 )
-from agentrl_cli.commands.options import ProjectOptions
+from agentrl_cli.commands.options import ProjectOptions, plugin_settings
 from agentrl_cli.errors import UsageError
 
 AdapterOption = Annotated[
@@ -71,6 +71,7 @@ def command(
     session is an episode in the store, with the very tokens that were sampled. Ctrl-C ends the server.
     """
     from agentrl_cli.agents.gateway.http import is_loopback
+    from agentrl_cli.rollout.recorder import make_observers
 
     if not is_loopback(host) and not token:
         raise UsageError(
@@ -78,6 +79,10 @@ def command(
             hint="--token TOKEN, or AGENTRL_TOKEN.",
         )
     context = work.open(required=False)
+    if not record and any(plugin_settings().values()) and make_observers(context.config):
+        raise UsageError(
+            "Of the served conversations those that are recorded are sent.", hint="Add --record."
+        )
     announce_loading()
     names = {"localhost", host, gethostname(), *(allow_host or ())}
     asyncio.run(

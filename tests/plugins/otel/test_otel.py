@@ -164,7 +164,9 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
     assert "invoke_agent" in {span["name"].split()[0] for span in spans}
 
 
-def test_a_served_session_is_a_span(project: Path) -> None:
+def test_a_served_session_is_a_span(
+    project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
     words = "serve --record --otel --model scripted --alias * --port 0".split()
     with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
@@ -173,6 +175,8 @@ def test_a_served_session_is_a_span(project: Path) -> None:
         assert answer.status_code == 200, answer.text
     names = [span["is"].get("gen_ai.operation.name") for span in spans_of(got)]
     assert sorted(names) == ["chat", "invoke_agent"]
+    monkeypatch.setenv(ADDRESSES[0], address)
+    cli("serve", "--otel", "--project", str(project), code=2, said="Add --record")
 
 
 @pytest.mark.parametrize("content", ["true", "false"])
