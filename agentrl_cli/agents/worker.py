@@ -72,7 +72,9 @@ def play(address: str, function: Callable[..., Any], given: dict[str, Any]) -> N
 
 def causes(error: BaseException | None) -> list[BaseException]:
     """Return an exception and its causes."""
-    return [] if error is None else [error, *causes(error.__cause__ or error.__context__)]
+    if error is None:
+        return []
+    return [error, *causes(error.__cause__ if error.__suppress_context__ else error.__context__)]
 
 
 def work(address: str, function: Callable[..., Any]) -> None:

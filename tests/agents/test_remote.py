@@ -130,16 +130,20 @@ async def test_of_agents_that_wait_one_gets_the_task(tmp_path: Path) -> None:
 
 
 async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
-    playing, agent = begun(tmp_path / "error")
-    work = await agent.claim()
-    await agent.ask(work)
-    await agent.say(work, "end", error="no key")
-    failed, alone = await playing, await begun(tmp_path / "alone", timeout=0.2)[0]
+    ended = []
+    for error in ("no key", "Rejected: not in the form\nValueError: none"):
+        playing, agent = begun(tmp_path / error[:2], rejects=["Rejected"])
+        work = await agent.claim()
+        await agent.ask(work)
+        await agent.say(work, "end", error=error)
+        ended.append(await playing)
+    alone = await begun(tmp_path / "alone", timeout=0.2)[0]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = await play(pack_of(tmp_path / "taken", agent={"remote": address}))
     for episode, outcome, said in (
-        (failed, Outcome.AGENT_ERROR, "no key"),
+        (ended[0], Outcome.AGENT_ERROR, "no key"),
+        (ended[1], Outcome.FAILED, "ValueError"),
         (alone, Outcome.ENV_ERROR, "No agent asked"),
         (refused, Outcome.ENV_ERROR, "Cannot listen on"),
     ):

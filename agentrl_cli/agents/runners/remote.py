@@ -17,6 +17,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -200,7 +201,9 @@ class Board:
         if not isinstance(error, str):
             raise bad("error must be a text.", "error")
         value = reward_of(body)
-        raised = ("error", *printed_names(error)) if error else ()
+        # A line for the exception and for each of its causes, as the worker that ships writes them.
+        names = chain.from_iterable(map(printed_names, error.splitlines()))
+        raised = ("error", *names) if error else ()
         if not offer.done.done():
             offer.done.set_result(Ended(value, error[:2000], raised=raised))
         self.withdraw(offer)
