@@ -313,11 +313,11 @@ def _first_name(text: str, names: Sequence[str]) -> list[str]:
 def _find_unwritable(call: ToolCall) -> str | None:
     """Return why a call cannot be written as JSON, as templates and the store do; None if it can."""
     try:
-        json.dumps([call.name, call.arguments], ensure_ascii=False).encode()
+        json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return r"a \u escape is half of a character: write both halves, or the character itself"
-    except (TypeError, ValueError, RecursionError):  # Python's literals have bytes, sets and more
-        return "arguments must be plain values: text, numbers, lists, objects"
+    except (TypeError, ValueError, RecursionError):  # bytes, sets and more of Python's; 1e999
+        return "arguments must be plain values: text, finite numbers, lists, objects"
     return None
 
 

@@ -209,6 +209,8 @@ BAD = [
     ("llama3_json", '{"name": "add", "parameters": {"a": 1', "not valid JSON"),
     ("llama3_json", '<|python_tag|>{"parameters": {"a": 1}}', '"name" is missing'),
     ("llama3_json", '{"name": "add", "parameters": "1, 2"}', "must be a JSON object, not a string"),
+    ("llama3_json", '{"name": "add", "parameters": {"a": NaN, "b": 2}}', "finite numbers"),
+    ("hermes", GOOD["hermes"].replace("1", "1e999", 1), "finite numbers"),
     ("llama3_pythonic", "[add(a=1, b=2", "not valid Python"),
     ("llama3_pythonic", "[add(1, 2)]", "with their names"),
     ("llama3_pythonic", "[add(a=open('x'))]", "plain values"),
