@@ -127,7 +127,8 @@ async def rerun_calls(
             continue
         if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
             before = await read_world(env) if changes and turn.calls else {}
-            step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
+            text = str(turn.messages[0].get("content") or "") if turn.messages else ""
+            step = await step_of(env, AssistantTurn(text, turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
             answers = next(
                 (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
@@ -313,7 +314,3 @@ def advantages(rewards: Sequence[float]) -> list[float]:
     n = len(rewards)
     x = AdvantageInput(np.asarray(rewards, np.float64), np.zeros(n, np.int64), np.ones(n, np.int64))
     return [float(value) for value in episode_advantage(grpo(x))]
-
-
-def _content(turn: Turn) -> str:
-    return str(turn.messages[0].get("content") or "") if turn.messages else ""

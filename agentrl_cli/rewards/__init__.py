@@ -83,9 +83,7 @@ def _part(reward: Reward, answer: Any) -> RewardPart:
     ):  # with its own name and weight; the pack decides which part is primary
         return finite(replace(answer, primary=answer.primary or reward.primary))
     value, detail = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
-    if isinstance(value, np.bool_):
-        value = bool(value)
-    if not isinstance(value, Real) or not math.isfinite(value):
+    if not isinstance(value, (Real, np.bool_)) or not math.isfinite(value):
         raise EnvError(
             f"The reward {reward.name!r} returned {value!r}; a finite number is expected."
         )

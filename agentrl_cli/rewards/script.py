@@ -49,16 +49,15 @@ def placed(text: str, root: str, old: str = "") -> str:
 
 
 async def _written(session: Any) -> float | None:
-    for name, read in (("reward.txt", float), ("reward.json", _first)):
+    for name in ("reward.txt", "reward.json"):
         try:
-            return float(read((await session.read(f"{HIDDEN}/logs/verifier/{name}")).decode()))
+            text = (await session.read(f"{HIDDEN}/logs/verifier/{name}")).decode()
+            return float(
+                text if name.endswith("txt") else next(iter(dict(json.loads(text)).values()))
+            )
         except (UsageError, ValueError, TypeError, StopIteration):  # not there, or not a number
             continue
     return None
-
-
-def _first(text: str) -> float:
-    return float(next(iter(dict(json.loads(text)).values())))
 
 
 def solve(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -158,7 +158,8 @@ async def edit(session: Session, asked: Asked) -> str:
     if old == new:
         raise Refused("old and new are the same")
     text = await _text(session, path)
-    found = _places(text, old)
+    # Overlaps included, since replacing one of those would also be a guess.
+    found = [part.start() for part in re.finditer(f"(?={re.escape(old)})", text)]
     if not found:
         raise Refused(
             f"old does not occur in {path}; view it and copy the text exactly, spaces included"
@@ -209,11 +210,6 @@ async def _put(session: Session, path: str, text: str) -> None:
     if path == ".":
         raise Refused("path is needed: the file to write")
     await session.write(path, data)
-
-
-def _places(text: str, part: str) -> list[int]:
-    """Offsets of a text, overlaps included, since replacing one of those would also be a guess."""
-    return [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
 
 
 def _clip(line: str) -> str:

@@ -147,9 +147,8 @@ class SqlTool(Tool):
         row = str((ctx.task.data.get("database") if ctx.task is not None else None) or "")
         within = None if self.anywhere or not row else (self.folder or Path())
         source = row or self.database
-        copied = self.writable
         connection = await in_thread(
-            open_database, source, self.folder, self.memory_mb, within, copied=copied
+            open_database, source, self.folder, self.memory_mb, within, copied=self.writable
         )
         ctx.state[STATE] = connection
         return connection

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Config, ScriptedPolicy, load_pack
-from agentrl_cli.envs.tool_env import AssistantTurn, Env, ToolEnv, as_env_error
-from agentrl_cli.errors import EnvError, NotFound, SandboxFault
+from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
+from agentrl_cli.errors import EnvError, SandboxFault
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import Tool, as_tool
@@ -280,20 +280,6 @@ async def test_an_env_may_cut_an_episode_off_and_one_that_cannot_be_made_is_an_e
     broken = replace(job, task=replace(job.task, data={"broken": True}))
     episode = await rollout.episode(broken)
     assert episode.outcome is Outcome.ENV_ERROR and "no such world" in episode.error
-
-
-async def test_the_base_class() -> None:
-    env = Env()
-    assert await env.reset(TASK) == list(TASK.prompt) and await env.rewards() == ()
-    with pytest.raises(NotImplementedError):
-        await env.step(turn())
-    await env.close()
-
-
-def test_exceptions_of_tasks_become_env_errors() -> None:
-    own = NotFound("x")
-    assert as_env_error(own) is own
-    assert as_env_error(KeyError("k")).message == "KeyError: 'k'"
 
 
 ASKED = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))

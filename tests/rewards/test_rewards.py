@@ -177,9 +177,6 @@ async def test_grading_opens_a_box_with_the_sessions_limits() -> None:
         await ctx.grade("def f(): ...", [{"call": "f", "args": [], "expect": None}], wall=2.0)
     (asked,) = session.asked
     assert (session.opened, asked["grading"], asked["wall"]) == (1, True, 2.0)
-
-
-async def test_a_run_without_a_sandbox_reports_it() -> None:
     with pytest.raises(EnvError, match="no sandbox"):
         await context().session()
 

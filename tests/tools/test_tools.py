@@ -140,6 +140,13 @@ async def test_plain_functions_are_tools() -> None:
         """The seed."""
         return ctx.seed
 
+    made = (
+        tool(double),
+        tool(name="other", timeout=5, pure=True)(double),
+    )  # the decorator only wraps
+    assert all(isinstance(one, FunctionTool) and one.function is double for one in made)
+    found = [(one.schema["function"]["name"], one.timeout, one.pure) for one in made]
+    assert found == [("double", None, False), ("other", 5, True)]
     assert (await call(as_tool(double), {"x": 4})).text == '{"twice": 8}'
     assert (await call(as_tool(seed), {}, ToolContext(seed=7))).text == "7"
     assert as_tool(seed).schema["function"]["parameters"] == {"type": "object", "properties": {}}
@@ -148,18 +155,6 @@ async def test_plain_functions_are_tools() -> None:
     with pytest.raises(NotFound) as caught:
         as_tool("calculater")
     assert "calculator" in caught.value.hint
-
-
-def test_the_decorator_only_wraps() -> None:
-    def double(x: int) -> int:
-        """Do."""
-        return 2 * x
-
-    bare, limited = tool(double), tool(name="other", timeout=5, pure=True)(double)
-    made = [(one.name, one.timeout, one.pure) for one in (bare, limited)]
-    assert isinstance(bare, FunctionTool) and bare.function is double
-    assert made == [("double", None, False), ("other", 5, True)]
-    assert limited.schema["function"]["name"] == "other"
 
 
 async def test_failures_are_observations() -> None:

@@ -181,8 +181,7 @@ class Session:
         return pending
 
     def _forget(self, pending: _Pending) -> None:
-        for name in [name for name, other in self._running.items() if other is pending]:
-            del self._running[name]
+        self._running = {name: one for name, one in self._running.items() if one is not pending}
 
     async def _answer(
         self, request: ModelRequest, digest: str, policy: Policy, fits: bool

@@ -17,7 +17,6 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -202,7 +201,7 @@ class Board:
             raise bad("error must be a text.", "error")
         value = reward_of(body)
         # A line for the exception and for each of its causes, as the worker that ships writes them.
-        names = chain.from_iterable(map(printed_names, error.splitlines()))
+        names = [name for line in error.splitlines() for name in printed_names(line)]
         raised = ("error", *names) if error else ()
         if not offer.done.done():
             offer.done.set_result(Ended(value, error[:2000], raised=raised))

@@ -284,9 +284,7 @@ def _maker(
         named = not key.startswith(TRACE)
         limits = Limits(length, length, choices=1 if named else CHOICES, retries=named)
         seed = secrets.randbits(62)
-        writers: list[OnTurn] = []
-        if recorder is not None:
-            writers.append(partial(recorder.write, key, seed))
+        writers: list[OnTurn] = [] if recorder is None else [partial(recorder.write, key, seed)]
         writers += [watch(key)] if watch is not None else []
 
         def write(turn: Turn, tokens: Tokens) -> None:

@@ -75,7 +75,7 @@ def read_list(
         if (
             unescaped
             and body.count("='") <= MOST_ARGUMENTS
-            and (escaped := UNESCAPED.sub(_escape, body)) != body
+            and (escaped := UNESCAPED.sub(lambda one: f"{one[1]}={one[2]!r}", body)) != body
         ):
             return read_list(escaped)
         name = re.match(r"\[\s*([\w.]+)", body)
@@ -88,10 +88,6 @@ def read_list(
     if len(tree.elts) > MOST_CALLS:
         return (call(raw=body, error=f"more than {MOST_CALLS} calls"),)
     return tuple(_read(item, body) for item in tree.elts)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return f"{found[1]}={found[2]!r}"
 
 
 def _read(node: ast.expr, body: str) -> ToolCall:

@@ -59,7 +59,9 @@ def mcp_server(tools: ToolServer) -> Any:
             if session not in opened:
                 opened[session] = f"{PREFIX}{new_id()}"
                 await trajectories.open(opened[session], {})
-                ends = _ends(context)
+                # Every end of a session leaves it: a client's DELETE, idleness, a crash. It is private to mcp;
+                # without it the end of the server closes what is left, as on stdio.
+                ends = getattr(getattr(context.session, "_connection", None), "exit_stack", None)
                 if request is not None and ends is not None:
                     ends.push_async_callback(_close, trajectories, opened, session)
             call = Call(opened[session], new_id(), params.name, params.arguments or {})
@@ -80,14 +82,6 @@ def mcp_server(tools: ToolServer) -> Any:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-
-
-def _ends(context: Any) -> contextlib.AsyncExitStack | None:
-    """Return what is left by every end of a session: a client's DELETE, idleness, a crash.
-
-    It is private to mcp; None where it is absent. The end of the server then closes what is left, as on stdio.
-    """
-    return getattr(getattr(context.session, "_connection", None), "exit_stack", None)
 
 
 async def _close(trajectories: Trajectories, opened: dict[str, str], session: str) -> None:

@@ -134,10 +134,17 @@ def results_of(trace: Trace) -> list[tuple[str, str | None]]:
     return [(one.text, one.error) for turn in episode_of(trace).turns for one in turn.results]
 
 
-def test_an_answer_belongs_to_its_call(tmp_path: Path) -> None:
+def test_calls_without_an_answer_or_with_a_wrong_one(tmp_path: Path) -> None:
     [row] = form("two-calls-rows.jsonl")
     del row["messages"][3]
     assert results_of(one_trace(tmp_path, row)) == [("", "unanswered"), ("B", None)]
+    lines = form("claude.jsonl")
+    lines[-3]["message"]["content"][0]["is_error"] = True
+    assert [error for _, error in results_of(one_trace(tmp_path, lines))] == ["error"]
+    broken = {"id": "c1", "function": {"name": "look", "arguments": "{bad"}}
+    row = {"messages": [CHAT[1], {**CHAT[2], "tool_calls": [broken]}]}
+    [call] = episode_of(one_trace(tmp_path, row)).turns[1].calls
+    assert call.error == "its arguments are not JSON"
 
 
 @pytest.mark.parametrize(
@@ -186,19 +193,6 @@ def test_failed_tools_without_call_ids(cli: Cli, name: str) -> None:
     turns = cli.json("replay", str(FORMS / f"failed-tools-{name}.json"))["turns"]
     found = [(one["error"], one["seconds"]) for turn in turns for one in turn["results"]]
     assert found == [("e3", 1.5), ("e5", 1.5)][: 1 if name == "langfuse" else 2]
-
-
-def test_arguments_that_are_not_json(tmp_path: Path) -> None:
-    broken = {"id": "c1", "function": {"name": "look", "arguments": "{bad"}}
-    row = {"messages": [CHAT[1], {**CHAT[2], "tool_calls": [broken]}]}
-    [call] = episode_of(one_trace(tmp_path, row)).turns[1].calls
-    assert call.error == "its arguments are not JSON"
-
-
-def test_a_failed_tool_of_a_session(tmp_path: Path) -> None:
-    lines = form("claude.jsonl")
-    lines[-3]["message"]["content"][0]["is_error"] = True
-    assert [error for _, error in results_of(one_trace(tmp_path, lines))] == ["error"]
 
 
 HOSTILE: dict[str, tuple[str, str, int]] = {

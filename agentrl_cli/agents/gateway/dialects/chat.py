@@ -182,15 +182,14 @@ def parse_completion(body: Body) -> ModelRequest:
     if (field_of(body, "best_of", int, 1) or 1) > 1:
         raise bad("best_of is not served.", "best_of", "unsupported_parameter")
     prompt, echo = _prompt(body.get("prompt")), flag_of(body, "echo")
-    top_logprobs = field_of(body, "logprobs", int, 0)
-    if echo and (top_logprobs is not None or not isinstance(prompt, str)):
+    if echo and (body.get("logprobs") is not None or not isinstance(prompt, str)):
         raise bad("echo is served for a text without logprobs.", "echo", "unsupported_parameter")
     return completion_request(
         body,
         prompt=prompt,
         echo=echo,
         max_tokens=field_of(body, "max_tokens", int, 1) or MAX_TOKENS,
-        top_logprobs=top_logprobs,
+        top_logprobs=field_of(body, "logprobs", int, 0),
     )
 
 
