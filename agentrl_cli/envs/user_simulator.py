@@ -35,12 +35,14 @@ class Interaction(Protocol):
 
     async def start(self, task: Task) -> None:
         """Begin an episode."""
+        return
 
     async def reply(self, messages: Sequence[Message]) -> Reply | tuple[str | None, float | None]:
         """Answer the conversation, whose last message is the assistant's."""
 
     async def stop(self) -> None:
         """Free everything; by default nothing."""
+        return
 
 
 Maker = Callable[[], Interaction]

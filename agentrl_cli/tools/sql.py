@@ -146,9 +146,13 @@ class SqlTool(Tool):
     async def create(self, ctx: ToolContext) -> sqlite3.Connection:
         row = str((ctx.task.data.get("database") if ctx.task is not None else None) or "")
         within = None if self.anywhere or not row else (self.folder or Path())
-        source = row or self.database
         connection = await in_thread(
-            open_database, source, self.folder, self.memory_mb, within, copied=self.writable
+            open_database,
+            row or self.database,
+            self.folder,
+            self.memory_mb,
+            within,
+            copied=self.writable,
         )
         ctx.state[STATE] = connection
         return connection

@@ -315,7 +315,7 @@ async def test_an_episode_is_named_by_key_header_or_body() -> None:
 
 
 async def test_instructions_are_those_of_the_request_alone() -> None:
-    world, more = world_of(lambda key, ids: "x"), {}
+    world, more = world_of(lambda key, ids: "x"), dict[str, Any]()
     for text in ("Be brief.", "Be brief.", "Be long."):
         body = {"input": "Hi.", "instructions": text, **more}
         found = (await post(world, "/e/a/v1/responses", body)).json()

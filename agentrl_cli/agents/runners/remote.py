@@ -201,8 +201,8 @@ class Board:
             raise bad("error must be a text.", "error")
         value = reward_of(body)
         # A line for the exception and for each of its causes, as the worker that ships writes them.
-        names = [name for line in error.splitlines() for name in printed_names(line)]
-        raised = ("error", *names) if error else ()
+        causes = (name for line in error.splitlines() for name in printed_names(line))
+        raised = ("error", *causes) if error else ()
         if not offer.done.done():
             offer.done.set_result(Ended(value, error[:2000], raised=raised))
         self.withdraw(offer)

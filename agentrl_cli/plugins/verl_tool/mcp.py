@@ -59,8 +59,7 @@ def mcp_server(tools: ToolServer) -> Any:
             if session not in opened:
                 opened[session] = f"{PREFIX}{new_id()}"
                 await trajectories.open(opened[session], {})
-                # Every end of a session leaves it: a client's DELETE, idleness, a crash. It is private to mcp;
-                # without it the end of the server closes what is left, as on stdio.
+                # Every end of a session leaves it. Private to mcp: without it, closed as on stdio, with the server.
                 ends = getattr(getattr(context.session, "_connection", None), "exit_stack", None)
                 if request is not None and ends is not None:
                     ends.push_async_callback(_close, trajectories, opened, session)
