@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from typing import Any
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.hooks.threads import in_thread
@@ -28,6 +28,8 @@ REDIRECTS = 5
 AGENT = "agentrl (+https://pypi.org/project/agentrl-cli)"
 TYPES = ("text/", "application/json", "application/xhtml+xml", "application/xml")
 PORTS = {"http": 80, "https": 443}
+WRITTEN = "!#$%&'()*+,/:;=?@[]"
+"""Characters beside letters and digits that an address keeps; others (中, a space) are percent-encoded."""
 
 
 class Refused(Exception):
@@ -113,7 +115,7 @@ class FetchTool(Tool):
             place = headers.get("location")
             if not place:
                 raise Refused(f"{url} redirects nowhere")
-            url = urljoin(url, place)
+            url = urljoin(url, quote(place.encode("latin-1"), safe=WRITTEN))
         raise Refused(f"more than {REDIRECTS} redirects")
 
     def check(self, url: str) -> SplitResult:
@@ -154,6 +156,7 @@ class FetchTool(Tool):
         connection = _Pinned(host, port, address, parts.scheme == "https", _seconds_left(ends))
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            path = quote(path, safe=WRITTEN, errors="replace")
             connection.request(
                 "GET", path, headers={"User-Agent": AGENT, "Accept-Encoding": "identity"}
             )
