@@ -11,6 +11,7 @@ Redirects are not followed, so that the token reaches no other host.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +83,8 @@ class OpenApiTool(Tool):
         body: Any = {}
         for name, value in arguments.items():
             place = self.operation.places.get(name, "query")
+            if value is None and place in {"query", "header"}:
+                continue  # an address cannot say null
             if place == "path":
                 text = _text(value)
                 if text in {"", ".", ".."}:
@@ -307,5 +310,7 @@ def _target(reference: str, document: Any) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return an argument in an address: JSON's true and false, numbers without a needless fraction."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return an argument in an address: a text as it is, others as JSON, numbers without a needless fraction."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

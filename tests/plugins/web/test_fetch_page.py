@@ -254,7 +254,14 @@ SERVICE = {
             "parameters": [
                 {"name": "order", "in": "path", "schema": {"$ref": "#/components/schemas/Order"}}
             ],
-            "get": {"operationId": "get order", "summary": "One order."},
+            "get": {
+                "operationId": "get order",
+                "summary": "One order.",
+                "parameters": [
+                    {"name": "q", "in": "query", "schema": {"title": "Q"}},
+                    {"name": "h", "in": "header", "schema": {"title": "H"}},
+                ],
+            },
             "delete": {"operationId": "drop"},
         },
         "/orders": {
@@ -289,11 +296,18 @@ async def test_a_service_becomes_tools_that_call_it(cli: Cli, tmp_path: Path) ->
         spec = tmp_path / "shop" / "task.yaml"
         spec.write_text(spec.read_text().replace("[get_order]", "[get_order, add]"))
         get, add = load_pack(tmp_path / "shop").tools
-        assert get.schema["function"]["parameters"]["properties"] == {"order": {"type": "string"}}
+        properties = get.schema["function"]["parameters"]["properties"]
+        assert properties == {"order": {"type": "string"}, "q": {"title": "Q"}, "h": {"title": "H"}}
         odd, above, missing = await calls(
             get, {"order": "a/../b?x=1"}, {"order": ".."}, {"order": "missing"}
         )
         assert odd.text == '"/orders/a%2F..%2Fb%3Fx%3D1"' and above.error == "bad_arguments"
         assert missing.error == "exception" and "status 404" in missing.text
+        null, whole, several = await calls(
+            get,
+            *({"order": "a", "q": value, "h": None} for value in (None, 3.0, [True, {"b": "ü"}])),
+        )
+        assert (null.text, whole.text) == ('"/orders/a"', '"/orders/a?q=3"')
+        assert several.text == '"/orders/a?q=true&q=%7B%22b%22%3A+%22%C3%BC%22%7D"'
         ink, empty = await calls(add, {"what": "ink"}, {})
         assert ink.text == '{"what": "ink"}' and empty.error == "bad_arguments"
