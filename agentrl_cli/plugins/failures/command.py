@@ -105,7 +105,7 @@ def _show(mode: Mode, *, again: bool) -> None:
         share = f"{solved / siblings:.0%} of {pluralise(siblings, 'sibling')}"
         echo(f"              sampled again from the fork: {share} with the same acts solved it")
     for one in mode.examples:
-        place = f' --whatif "turn={one.turn} n=4"' if again else f"@t{one.turn}"
+        place = f' --whatif "turn={one.turn} n=4"' if again and one.turn else f"@t{one.turn}"
         echo(f"              agentrl replay {one.attempt.id}{place}")
 
 

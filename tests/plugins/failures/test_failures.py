@@ -171,6 +171,7 @@ def episodes() -> list[Episode]:
         attempt(6, call=missing, result=ToolResult("")),  # of an agent, which got no answer
         attempt(7, call=unknown, result=ToolResult(unknown.error or "", error="unknown_tool")),
         attempt(8, call=unknown, result=ToolResult("")),
+        attempt(9, outcome=Outcome.TOO_LONG, turns=attempt(9).turns[:1]),
     ]
 
 
@@ -183,6 +184,7 @@ def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
         "answers without calling pallets",
         "pallets refuses the call (bad_arguments): argument … is missing",
         "calls a tool that does not exist",
+        "does not begin: the prompt is too long",
     }
 
 
@@ -213,7 +215,9 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     store_of(cli.folder / "agentrl.db", episodes()).close()
     db = ("--db", "agentrl.db")
     report = cli.json("failures", *db)
-    assert report["failed"] == 7 and len(report["modes"]) == 5
+    assert report["failed"] == 8 and len(report["modes"]) == 6
+    said = cli("failures", *db)
+    assert "agentrl replay e9@t0" in said and 'agentrl replay e4 --whatif "turn=1 n=4"' in said
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
     assert cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)["agreement"] is None
