@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,10 +194,14 @@ def _evaluate_all(
     )
     announce_loading()
     try:
-        return plan, [asyncio.run(_evaluate(context, plan, one)) for one in plan.candidates]
+        results = [asyncio.run(_evaluate(context, plan, one)) for one in plan.candidates]
     except KeyboardInterrupt:
         narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
         raise
+    if len({result.name for result in results}) < len(results):  # one model at two addresses
+        pairs = zip(results, plan.candidates, strict=True)
+        results = [replace(result, name=full or result.name) for result, full in pairs]
+    return plan, results
 
 
 async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:
@@ -309,10 +313,10 @@ def _mean(value: float) -> str:
     return "-" if value != value else f"{value:.3f}"  # NaN is not itself
 
 
-def _print_comparison(found: Comparison, *, alone: bool) -> None:
+def _print_comparison(found: Comparison, *, alone: bool, pack: str = "") -> None:
     """Print the test of a pair; with its flipped tasks if it is the only one."""
     one = found.difference
-    pair = "" if alone else f"{found.before} to {found.after}: "
+    pair = "" if alone else f"{pack}{found.before} to {found.after}: "
     echo(
         f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {one.n} tasks;"
         f" {found.gained} tasks gained, {found.lost} lost, McNemar's exact test p = {found.p_value:.3g}"
@@ -355,7 +359,7 @@ def _run_bench(
     if work.pack or attempts.split or attempts.fail_under is not None:
         raise UsageError("--bench chooses packs and splits, and has no gate.")
     rows: list[tuple[str, str, list[Any]]] = []
-    tests: list[dict[str, Any]] = []
+    tests: list[tuple[str, Comparison]] = []
     results: list[EvalResult] = []
     for pack, splits in BENCHES[name].items():
         context = work.open({**flags, "task.packs": [pack]}, required=False)
@@ -363,8 +367,7 @@ def _run_bench(
         _, results = _evaluate_all(context, models, models.several or (None,), attempts, splits)
         for split in results[0].splits:
             rows.append((pack, split, [result.scores[split].pass_at[1] for result in results]))
-            pairs = (compare(*pair, split) for pair in combinations(results, 2))
-            tests += [{"pack": pack, **pair.report()} for pair in pairs]
+            tests += [(pack, compare(*pair, split)) for pair in combinations(results, 2)]
     if svg is not None:
         write_svg(svg, [(f"{pack} {split}", found) for pack, split, found in rows], results)
     names = [result.name for result in results]
@@ -377,23 +380,12 @@ def _run_bench(
             }
             for pack, split, values in rows
         ]
-        return echo_json({"bench": name, "results": found, "comparisons": tests})
-    _print_bench(names, rows, tests)
-
-
-def _print_bench(
-    names: list[str], rows: list[tuple[str, str, list[Any]]], tests: list[dict[str, Any]]
-) -> None:
-    """Print pass@1 of each model on each split of a pack, then the test of each pair."""
+        reports = [{"pack": pack, **pair.report()} for pack, pair in tests]
+        return echo_json({"bench": name, "results": found, "comparisons": reports})
     lines = [
         [pack, split, "/".join(dict.fromkeys(str(one.n) for one in found)), *map(interval, found)]
         for pack, split, found in rows
     ]
     print_rows(["pack", "split", "n", *names], lines)
-    for test in tests:
-        one = test["difference"]
-        echo(
-            f"{test['pack']} {test['split']}: {test['before']} to {test['after']}"
-            f" {one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}],"
-            f" McNemar's exact test p = {test['p_value']:.3g}"
-        )
+    for pack, pair in tests:
+        _print_comparison(pair, alone=False, pack=f"{pack} {pair.split}: ")

@@ -599,8 +599,9 @@ def test_eval_of_a_model_beside_an_endpoint(project: Cli, tmp_path: Path) -> Non
     with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
         svg = tmp_path / "x.svg"
         given = ("--endpoint", f"robot@{url}/v1", "--split", "test", "--svg", str(svg))
-        both = ("--endpoint", f"robot-2@{url}/v1", *given, "--fail-under", "0.1")
-        project("eval", *both, code=4, said="under 0.1: robot-2 0.000, robot 0.000")  # each of them
+        both = ("--endpoint", f"robot@{url}/v2", *given, "--fail-under", "0.1")
+        said = f"under 0.1: robot@{url}/v2 0.000, robot@{url}/v1 0.000"
+        project("eval", *both, code=4, said=said)  # each of them
         out = project("eval", "--model", "scripted", *given)
     heads = next(line for line in out.splitlines() if "scripted" in line)
     rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
