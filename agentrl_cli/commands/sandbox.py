@@ -50,6 +50,9 @@ def run(
     """Run a program as the model's code is run: isolated, limited, without network."""
     import asyncio
 
+    for option, names in (("--in", files_in or []), ("--out", files_out or [])):
+        if len({Path(name).name for name in names}) < len(names):
+            raise UsageError(f"Two files of {option} have one name: one would replace the other.")
     given = {file.name: _read(file) for file in files_in or []}
     try:
         code = sys.stdin.read() if str(file) == "-" else _read(file).decode().replace("\r\n", "\n")
@@ -57,8 +60,8 @@ def run(
         raise UsageError(f"{file} cannot be read: {error}.") from None
     flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
     settings = where.open(flags, required=False).config.sandbox
-    names = [name.strip() for name in imports.split(",") if name.strip()]
-    result, made = asyncio.run(_run(settings, code, bash, wall, names, given, files_out or []))
+    packages = [name.strip() for name in imports.split(",") if name.strip()]
+    result, made = asyncio.run(_run(settings, code, bash, wall, packages, given, files_out or []))
     if as_json:
         echo_json({**dataclasses.asdict(result), "text": result.text()})
     else:

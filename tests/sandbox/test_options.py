@@ -146,6 +146,8 @@ def test_the_command_takes_packages_and_files(tmp_path: Path, cli: Cli) -> None:
     cli(*command, code=2)  # nor is a link here
     assert given.read_text() == "6"
     cli("sandbox", "run", "p.py", "--in", "missing", code=2)
+    cli(*command, "--in", "a/in.txt", code=2, said="Two files of --in have one name")
+    cli(*command, "--out", "a/out.txt", code=2, said="Two files of --out have one name")
     cli("sandbox", "run", "p.py", "--imports", "no_such_package", code=3)
 
 
