@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.types import Episode
 
+ROLLOUTS = 16
 RolloutsOption = Annotated[
     int,
     typer.Option(
@@ -48,7 +49,7 @@ def command(
     ] = None,
     every: EveryOption = False,
     attack: AttackOption = False,
-    rollouts: RolloutsOption = 16,
+    rollouts: RolloutsOption = ROLLOUTS,
     model: ModelOption = None,
     as_json: JsonOption = False,
     *,
@@ -67,7 +68,9 @@ def command(
     "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "finding": null, …}}]; spread is null if
     no rollout was made; its finding is as in `agentrl why --json`
     """
-    refuse_idle("for packs by name", {"--model": packs and model})
+    chosen = {"--model": model, "--rollouts": rollouts not in (0, ROLLOUTS)}
+    refuse_idle("for packs by name, of which no rollout is made", chosen if packs else {})
+    refuse_idle("with --rollouts 0", {"--model": not rollouts and model})
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
     names = packs or context.config.task.packs

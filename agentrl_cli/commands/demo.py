@@ -17,7 +17,7 @@ from agentrl_cli.commands import eval as evaluate
 from agentrl_cli.commands import init, train
 from agentrl_cli.commands.common import echo, narrate, open_project
 from agentrl_cli.commands.dry import PlanOptions
-from agentrl_cli.commands.options import ModelOptions, WorkOptions
+from agentrl_cli.commands.options import ModelOptions, WorkOptions, refuse_idle
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.registry.plugins import spread_settings
@@ -40,8 +40,12 @@ def command(
         Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")
     ] = Path("demo"),
     pack: Annotated[
-        str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")
-    ] = "code-task",
+        str | None,
+        typer.Option(
+            "--pack",
+            help="The pack to learn; default: code-task. `agentrl init --list` names them.",
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -59,12 +63,14 @@ def command(
     """
     folder = folder.expanduser()
     if (folder / PROJECT_FILE).is_file():
+        refuse_idle(f"where {folder} is a project already", {"--pack": pack})
         narrate(f"{folder} is a project already.")
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"{folder} exists and is not a project.", hint="Name another folder: agentrl demo DIR"
         )
     else:
+        pack = pack or "code-task"
         try:
             init.command(pack, folder, yes=yes)
         except init.NotAccepted as error:

@@ -205,6 +205,7 @@ def test_the_demo_is_one_command_and_cut_short_it_names_what_continues_it(
     (project / "fails.py").write_text(FAILING)
     if spread_settings():  # two processes, unless the project says otherwise
         cli("demo", "my demo", code=2, said="a process takes whole GPUs")
+    cli("demo", "my demo", "--pack", "calc-task", code=2, said="--pack does nothing where my demo")
     small["cluster"] = {"worker_gpus": 0.5, "kind": "here"}
     (project / "agentrl.yaml").write_text(json.dumps(small))
     cli("demo", "my demo", code=1, said=("my demo is a project already", "broken on purpose"))

@@ -129,7 +129,11 @@ REWARDS = {'exact': lambda episode, ctx: float(ctx.final_text == '#### ' + ctx.t
 """
     (pack / "task.py").write_text(code + marked)
     cli("check", str(pack), said="no `solve(row)`; `#### ")
-    cli("check", str(pack), "--model", "tiny", code=2, said="--model does nothing for packs")
+    for words, said in (
+        ("--model tiny --rollouts 8", "--model and --rollouts do nothing for packs"),
+        ("--model tiny --rollouts 0", "--model does nothing"),
+    ):
+        cli("check", str(pack), *words.split(), code=2, said=said)
     zero = "\n\nREWARDS = {'exact': lambda episode, ctx: ctx.part(0.0, 'compared with None')}\n"
     (pack / "task.py").write_text(code + zero)
     cli("check", str(pack), said=("is unsolved by its own answer", "compared with None"))
