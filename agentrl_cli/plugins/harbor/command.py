@@ -78,21 +78,27 @@ async def _write(
                     raise DataError(
                         f"The set-up code of {task.id} makes more than {len(listed)} files and folders."
                     )
-                entries = [entry.path for entry in listed if entry.kind == "file"]
-                files = {path: await session.read(path) for path in entries}
+                paths = {entry.path: entry.kind for entry in listed}
+                files = {path: await session.read(path) for path in paths if paths[path] == "file"}
+                runs = await session.bash("find . -type f -perm -u+x -exec printf '%s\\0' {} +")
             finally:
                 await session.close()
-            _put(folder, task, files)
+            filled = {path.rpartition("/")[0] for path in paths}
+            empty = [path for path in paths if paths[path] == "folder" and path not in filled]
+            _put(folder, task, files, {"mkdir -p": empty, "chmod +x": runs.stdout.split("\0")[:-1]})
 
 
-def _put(folder: Path, task: Task, files: dict[str, bytes]) -> None:
+def _put(folder: Path, task: Task, files: dict[str, bytes], made: dict[str, list[str]]) -> None:
+    """Write a task; `made`: a command of its Dockerfile to the paths that it gets."""
     from agentrl_cli.types.content import content_text
 
     row: dict[str, Any] = dict(task.data)
     root, said = str(row.get("root") or "/app"), content_text(task.prompt[-1]["content"])
-    toml = f'version = "1.0"\n\n[metadata]\ncategory = {json.dumps(task.family)}\n\n'
+    toml = f'version = "1.0"\n\n[metadata]\ncategory = {json.dumps(task.family, ensure_ascii=False)}\n\n'
     toml += f"[verifier]\ntimeout_sec = {float(row.get('timeout') or 60.0)}\n"
     dockerfile = f"FROM python:3.12-slim\nWORKDIR {root}\n" + f"COPY files {root}\n" * bool(files)
+    lines = (f"RUN {word} {' '.join(map(quote, paths))}\n" for word, paths in made.items() if paths)
+    dockerfile += "".join(lines)
     texts = {
         "task.toml": toml,
         "instruction.md": f"{said.strip()}\n",

@@ -121,7 +121,7 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
             if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
                 raise DataError(whole)
             code += f"    subprocess.run({command!r}, shell=True, check=True)\n"
-        elif word in IMAGE:
+        elif word in IMAGE or (word == "WORKDIR" and Path(root, rest.strip()) != Path(root)):
             raise DataError(whole)
     return (
         f"def setup():\n    import os, subprocess\n    for path, (text, mode) in {files!r}.items():\n"

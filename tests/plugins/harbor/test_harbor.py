@@ -51,7 +51,7 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     assert {"task.toml", "instruction.md", "solution/solve.sh", "tests/test.sh"} <= found
     assert "environment/Dockerfile" in found and any("environment/files/" in one for one in found)
     source = load_pack(find_pack("swe-task")).tasks("test")[:9]
-    written(tmp_path / "tasks" / "capitals", DOCKERFILE)
+    written(tmp_path / "tasks" / "capitals", DOCKERFILE + "RUN touch go && chmod +x go\n")
     written(tmp_path / "tasks" / "grown", DOCKERFILE + "RUN apt-get install -y jq\n")
     cli("init", "p", "--from", "harbor:tasks", said="grown (RUN apt-get install -y jq)")
     pack = load_pack(tmp_path / "p")
@@ -65,6 +65,10 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     assert not theirs, "every task came back"
     prompt = next(row.prompt[-1]["content"] for row in rows if row.id.endswith("capitals"))
     assert prompt == "Write ./data/notes.txt in capitals to ./out/big.txt."
+    split = next(row.split for row in rows if row.id.endswith("capitals"))
+    folders = await asyncio.to_thread(cli, "harbor", "again", "-p", "p", "--split", split)
+    dockers = [(tmp_path / one / "environment/Dockerfile").read_text() for one in folders.split()]
+    assert any(text.endswith("RUN mkdir -p out\nRUN chmod +x ./go\n") for text in dockers)
     async with await Sandbox.open(Config().sandbox) as sandbox:
         assert [str(problem) for problem in await check_pack(pack, sandbox, every=True)] == []
 
@@ -107,6 +111,7 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
     "COPY notes.txt /opt/x": ("environment/Dockerfile", b"COPY notes.txt /opt/x"),
     "COPY notes.txt ../x": ("environment/Dockerfile", b"COPY notes.txt ../x"),
+    "WORKDIR /app/sub": ("environment/Dockerfile", b"WORKDIR /app\nCOPY notes.txt .\nWORKDIR /app/sub\nCOPY notes.txt x"),
     "ENV A=1": ("environment/Dockerfile", b"FROM x\nenv A=1"),
     "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
     "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),
