@@ -111,7 +111,7 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
     "COPY notes.txt /opt/x": ("environment/Dockerfile", b"COPY notes.txt /opt/x"),
     "COPY notes.txt ../x": ("environment/Dockerfile", b"COPY notes.txt ../x"),
-    "WORKDIR /app/sub": ("environment/Dockerfile", b"WORKDIR /app\nCOPY notes.txt .\nWORKDIR /app/sub\nCOPY notes.txt x"),
+    "WORKDIR /app/sub": ("environment/Dockerfile", b"WORKDIR /app\nWORKDIR /app/sub\nCOPY notes.txt x"),
     "ENV A=1": ("environment/Dockerfile", b"FROM x\nenv A=1"),
     "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
     "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),
