@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import AgentRLError, ConfigError, NotFound, PolicyError, UsageError
-from agentrl_cli.evaluate import spread
+from agentrl_cli.evaluate import Settings, fingerprint, pick_tasks, spread
 from agentrl_cli.evaluate.stats import difference, estimate, mcnemar
 from agentrl_cli.hooks.threads import call
 from agentrl_cli.paths import PROJECT_FILE
@@ -76,7 +77,7 @@ def _function(found: Callable[[str], Any], named: str) -> Reflect:
 
 def _ask_served(loaded: Loaded, seed: int) -> Reflect:
     """Return the policy itself, without tools."""
-    numbers = itertools.count()
+    numbers = count()
     chat: Chat = loaded.chat
 
     async def sample(prompt: str) -> str:
@@ -129,7 +130,7 @@ async def optimize(
         require_package("gepa", "0.1", "prompts", otherwise="use --method apo")
     seed = runtime.config.seed
     reflect = reflection(plan.reflect_with, plan.reflect_model, runtime.loaded, seed, runtime.base)
-    run = _find_run(runtime, plan, narrate)
+    run = _find_run(runtime, plan, [*chain(*tasks.values())], narrate)
     # Workers load packs from their files: the texts that are tried exist in this process alone.
     rollout = runtime.rollout().with_(workers=None, temperature=plan.temperature, run=run)
     narrate(
@@ -189,16 +190,17 @@ def _tasks(runtime: Runtime, pack: Pack, plan: Plan, gated: bool) -> dict[str, l
     Raises UsageError if there are no test tasks and the search is `gated`.
     """
     settings = runtime.config
-    train = pack.tasks(settings.task.split_train, families=settings.task.families)
+    chosen = partial(pick_tasks, {pack.name: pack}, families=settings.task.families)
+    train = chosen([settings.task.split_train])
     splits = pack.splits()
     name = settings.train.eval.split
     if name in splits and name != settings.task.split_train:
-        validation = spread(pack.tasks(name), plan.validation)
+        validation = chosen([name], limit=plan.validation)
     else:
         validation = train[-min(plan.validation, max(len(train) // 2, 1)) :]
         train = train[: len(train) - len(validation)] or train
     test = (
-        spread(pack.tasks(settings.eval.split), plan.test)
+        chosen([settings.eval.split], limit=plan.test)
         if plan.test and settings.eval.split in splits
         else []
     )
@@ -214,12 +216,11 @@ def _tasks(runtime: Runtime, pack: Pack, plan: Plan, gated: bool) -> dict[str, l
     return found
 
 
-def _find_run(runtime: Runtime, plan: Plan, narrate: Narrate) -> RunRow:
-    """Return the newest search with these settings that did not finish, or a new one."""
-    store, wanted = (
-        runtime.store,
-        {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name},
-    )
+def _find_run(runtime: Runtime, plan: Plan, tasks: list[Task], narrate: Narrate) -> RunRow:
+    """Return the newest search with these settings, model, tasks and code that did not finish, or a new one."""
+    store, config = runtime.store, runtime.config
+    made_by = fingerprint(runtime.loaded, runtime.packs, config, tasks, Settings.of(config))
+    wanted = {**asdict(plan), "made_by": made_by}
     for old in store.runs.all():
         ended = old.kind == "optimize" and old.status != "finished" and not old.alive
         if ended and store.journal.newest_event(old.id, SETTINGS) == wanted:
@@ -228,7 +229,7 @@ def _find_run(runtime: Runtime, plan: Plan, narrate: Narrate) -> RunRow:
             narrate(f"{old.name} is continued: what it has is not made again")
             return old
     run = new_run(
-        runtime.config,
+        config,
         store,
         kind="optimize",
         packs=list(runtime.packs),

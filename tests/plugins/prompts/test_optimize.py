@@ -171,6 +171,16 @@ def test_a_killed_search_makes_nothing_again(project: Path, cli: Cli) -> None:
     assert report["episodes"] <= 200 and report["test"]["best"]["value"] >= 0.9
 
 
+def test_a_search_under_another_reward_is_another(project: Path, cli: Cli) -> None:
+    asked = optimize(project, "--method", "apo", reflect="reflect.py:nothing")
+    for reward in (TASK, TASK.replace("yes", "no"), TASK.replace("yes", "no")):
+        (project / "task.py").write_text(reward)
+        cli(*asked, code=1, said="no usable text")
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        scores = [Prompts(store).all(run.id)[0].scores for run in store.runs.all()]
+    assert [one["validation"] for one in scores] == [1.0, 0.0]  # the third continues the second
+
+
 def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(project: Path, cli: Cli) -> None:
     seen: list[str] = []
 
