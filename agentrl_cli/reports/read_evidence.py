@@ -109,5 +109,6 @@ def measure_movement(store: Store, run_id: str, start: int, end: int) -> float |
         parted = np.flatnonzero(one.ids[:n] != other.ids[:n])
         same = slice(0, parted[0] if len(parted) else n)
         both = one.trained_mask[same] & other.trained_mask[same]
-        moved += np.abs(one.logp_policy[same] - other.logp_policy[same])[both].tolist()
-    return float(np.nanmean(moved)) if moved and start < end else None
+        gaps = np.abs(one.logp_policy[same] - other.logp_policy[same])[both]
+        moved += gaps[~np.isnan(gaps)].tolist()  # those that were pruned are not known
+    return float(np.mean(moved)) if moved and start < end else None

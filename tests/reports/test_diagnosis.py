@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from agentrl_cli.config import load_config
@@ -400,6 +401,12 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
     assert reason in cli("why", "e3", *where)
     cli("why", "unknown", *where, code=2, said="unknown")
     with Store.open(tmp_path / "a.db") as store:
+        for step in (0, 12):  # their numbers were pruned, so nobody knows whether it moved
+            unknown = attempt(step, run_id=run.id, kind="eval").with_(step=step)
+            unknown.tokens.logp_policy[:] = np.nan
+            store.episodes.add([unknown.with_(id=f"eval{step}")])
+            store.runs.add_eval(replace(rate(step, 0.5, 12), run_id=run.id))
+        assert read_evidence(store, run).moved is None
         store.runs.add(RunRow("", "fresh", config=CONFIG))
     assert "there is nothing to judge" in cli("why", "fresh", *where)
 
