@@ -87,10 +87,7 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
     run = store.runs.get(name)
     steps, evals = store.runs.steps(run.id), all_evals(store, run)
     first, last, tasks = flips(store, run)
-    events = store.journal.events(run.id, 0)
-    machine: Mapping[str, Any] = next(
-        (row["data"] for row in reversed(events) if row["kind"] == "machine"), {}
-    )
+    machine = store.journal.newest_event(run.id, "machine") or {}
     alerts = [
         f"{row['count']}× {row['name']}: {row['text']}"
         for row in store.journal.folded_alerts(run.id)

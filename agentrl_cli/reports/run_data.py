@@ -19,7 +19,7 @@ from typing import Any
 from agentrl_cli.reports.compare import METRICS, series, stored_name
 from agentrl_cli.reports.diagnosis import Finding, diagnose, stages
 from agentrl_cli.reports.read_evidence import read_evidence
-from agentrl_cli.reports.reference import EVENT, get_setting, parse_reference
+from agentrl_cli.reports.reference import Reference, get_setting
 from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store, WorkerRow
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.types import Fact, kind_of
@@ -136,6 +136,8 @@ class RunData:
     """Bytes left on its disk."""
     health: tuple[Finding, ...] = ()
     """The walk of the diagnosis: a line for each stage."""
+    reference: Reference | None = None
+    """The curves that its pack has of such a training."""
 
     @property
     def paused(self) -> bool:
@@ -172,9 +174,7 @@ class RunData:
 
     def band(self, name: str) -> list[Series]:
         """Return the lower and the upper edge of the pack's reference curves of a metric; none without a reference."""
-        found = (event["data"] for event in self.events if event["kind"] == EVENT)
-        kept: Mapping[str, Any] = next(found, {"curves": ()})
-        band = parse_reference(kept).band(name)[: self.step] if name in kept["curves"] else []
+        band = self.reference.band(name)[: self.step] if self.reference is not None else []
         return [[(n, pair[edge]) for n, pair in enumerate(band, 1)] for edge in (0, 1) if band]
 
     @property
@@ -285,7 +285,7 @@ def load(store: Store, run_id: str, before: RunData | None = None) -> RunData:
     else:
         same = {**notable_of(store, run.id, data.step), **_sizes(store, run.id)}
         evidence = read_evidence(store, run, steps, ends=1, free=same["free"])
-        same["health"] = tuple(stages(diagnose(evidence)))
+        same |= {"health": tuple(stages(diagnose(evidence))), "reference": evidence.reference}
     return replace(data, done=max(done, 0), **same)
 
 
@@ -323,7 +323,8 @@ def _describe_alerts(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
 
 
-PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free", "health")
+PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free", "health",
+            "reference")  # fmt: skip
 """Read again after a step, an evaluation, and the end of the run."""
 
 

@@ -499,6 +499,9 @@ async def test_a_pack_s_reference_reaches_the_diagnosis_and_the_charts(
             [one for one in diagnose(read_evidence(store, row)) if one.name == "off_reference"]
             for row in (run, second)
         )
+    with Store.open(tmp_path / "pack" / "runs" / "agentrl.db") as store:
+        for _ in range(1000):  # as of an agent that writes to stderr in each episode
+            store.journal.add_event(second.id, "agent_stderr", {"episode": "e", "text": "x"})
         data = load(store, second.id)
     assert not first  # it began before the pack had a reference
     assert "Since step 1 solved is outside" in found[0].text

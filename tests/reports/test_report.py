@@ -82,6 +82,8 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.tokenizers.add("words", words.json(), "", {})
         store.journal.add_alert("run7", "warn", "x", 1.0, 0.5, HOSTILE)
         store.journal.add_event("run7", "machine", {"processor": "<em>CPU</em>", "python": "3.11"})
+        for _ in range(1000):
+            store.journal.add_event("run7", "agent_stderr", {"episode": "e", "text": "x"})
         store.runs.update("run7", status="finished", config={"note": HOSTILE, "key": SECRET})
     return path
 
