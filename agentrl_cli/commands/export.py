@@ -183,7 +183,8 @@ def _write_report(
         found = make_report(store, run, token_texts, masked=mask)
     path = out or Path()
     if path.is_dir():
-        path /= f"report-{found.run.name}.{'md' if markdown else 'html'}"
+        name = found.run.name.replace("/", "-")
+        path /= f"report-{name}.{'md' if markdown else 'html'}"
     if path.exists() and not force:
         raise UsageError(f"{path} exists already.", hint="--force overwrites it.")
     write_report(found, path, markdown=markdown)

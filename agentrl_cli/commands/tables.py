@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, narrate
 from agentrl_cli.errors import writing
-from agentrl_cli.tui.common.plain_text import align_rows, fit_columns, markdown_rows
+from agentrl_cli.tui.common.plain_text import align_rows, csv_text, fit_columns, markdown_rows
 
 if TYPE_CHECKING:
     from agentrl_cli.evaluate import EvalResult
@@ -46,9 +44,7 @@ def print_rows(
     elif format is Format.jsonl:
         echo_jsonl(dict(zip(names, row, strict=True)) for row in rows)
     elif format is Format.csv:
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([list(names), *rows])
-        echo(out.getvalue().rstrip("\n"))
+        echo(csv_text([names, *rows]).rstrip("\n"))
     elif format is Format.md:
         for line in markdown_rows(names, rows):
             echo(line)

@@ -297,9 +297,10 @@ def test_runs_delete_asks_and_takes_the_folder_and_no_other(
 
 def test_runs_list_and_rename(run: Cli) -> None:
     assert [row["name"] for row in run.json("runs", "list")] == ["grpo-08", "grpo-07"]
-    renamed = run.json("runs", "rename", "grpo-07", "baseline")
-    assert renamed == {"id": "1aaa", "name": "baseline", "before": "grpo-07"}
-    assert "baseline" in run("runs", "list")
+    renamed = run.json("runs", "rename", "grpo-07", "team/base")
+    assert renamed == {"id": "1aaa", "name": "team/base", "before": "grpo-07"}
+    assert "team/base" in run("runs", "list")
+    run("export", "--report", "team/base", said="is in report-team-base.html")
 
 
 def test_db(run: Cli, db: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The runs screen, comparing, marks, exports, the user's keys and colours, and faults that trying showed."""
 
+import csv
 import json
 import re
 import sqlite3
@@ -471,9 +472,15 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
     live: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(live.parent)
+    with Store.open(live) as store:
+        store.runs.rename("run7", "team/a")
+        store.runs.add_step("run7", 1, {"rewards/near, far/mean": 0.5})
     async with showing(
         AgentApp(live, lambda reader: WatchScreen(reader, "run7")), "worth a look", size=WIDE
     ) as pilot:
+        await press(pilot, "e", then=(metrics := live.parent / "team-a-metrics.csv").exists)
+        head, first, *_ = csv.reader(metrics.read_text().splitlines())
+        assert dict(zip(head, first, strict=True))["rewards/near, far/mean"] == "0.5"
         await press(pilot, "s", then=(live.parent / "watch-run7.svg").exists)
         (live.parent / "watch-run7.svg").unlink()
         with Store.open(live) as store:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _CONTROLS = r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
@@ -18,6 +20,13 @@ UNPAINTED = re.compile(rf"\x1b(?!\[[0-9;]*m)|{_CONTROLS}")
 def harmless(text: str) -> str:
     """Return the text without characters that control a terminal."""
     return STEERS.sub("", text)
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV; None is empty."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def fit_columns(

@@ -24,6 +24,7 @@ from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.keys import with_ids
+from agentrl_cli.tui.common.plain_text import csv_text
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
 from agentrl_cli.tui.watch import panels
@@ -322,10 +323,9 @@ class WatchScreen(ControlScreen):
         if self.data is None:
             return
         names = list(dict.fromkeys(name for row in self.data.steps for name in row))
-        cells = ([row.get(name) for name in names] for row in self.data.steps)
-        rows = [names, *(["" if value is None else str(value) for value in row] for row in cells)]
-        text = "".join(f"{','.join(row)}\n" for row in rows)
-        self.write_file(Path(f"{self.data.run.name}-metrics.csv"), text)
+        rows = ([row.get(name) for name in names] for row in self.data.steps)
+        text = csv_text([names, *rows])
+        self.write_file(Path(f"{self.data.run.name.replace('/', '-')}-metrics.csv"), text)
 
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
