@@ -73,8 +73,7 @@ def command(
     refuse_idle("with --rollouts 0", {"--model": not rollouts and model})
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
-    names = packs or context.config.task.packs
-    folders = [find_pack(name, folder) for name in names]
+    folders = [find_pack(name, folder) for name in packs or context.config.task.packs]
     with data_stdout():
         results = asyncio.run(_check(folders, context.config.sandbox, every, attack))
         if not as_json:

@@ -70,14 +70,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def all_examples() -> dict[str, tuple[str, ...]]:
-    """Return command lines for each command, those of plugins included."""
-    return {**offers("examples"), **EXAMPLES}
-
-
 def with_examples(command: Any, path: str) -> None:
     """Put the examples of a command and its subcommands under their help, and hide the type of their flags."""
-    known = all_examples()
+    known: dict[str, tuple[str, ...]] = {**offers("examples"), **EXAMPLES}
     examples: Sequence[str] = known.get(path, ())
     children = getattr(command, "commands", {})
     if not examples:

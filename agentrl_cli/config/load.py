@@ -187,8 +187,9 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
     for folder in filter(None, folders):
         for key, value in read_yaml(folder / "task.yaml", only="defaults").items():
             key, given = key.removeprefix("defaults."), value.value
-            if key == "model.name" and (folder / str(given)).is_dir():
-                given = own_model(folder, str(given), base)
+            inside = base is not None and base.resolve() == folder.resolve()  # it stays relative
+            if key == "model.name" and not inside and (folder / str(given)).is_dir():
+                given = str(folder / str(given))
             layer[key] = Value(given, f"pack:{folder.name}", value.source)
     return layer
 
@@ -201,11 +202,6 @@ def _require_packs(packs: Value, base: Path) -> None:
                 find_pack(str(name), base)
         except NotFound as error:
             raise ConfigError(f"{_where(packs)}: {error.message}", hint=error.hint) from error
-
-
-def own_model(folder: Path, name: str, base: Path | None) -> str:
-    """Return the name of a pack's own model, in `folder`, as seen from the project in `base`: relative if inside it."""
-    return name if base is not None and base.resolve() == folder.resolve() else str(folder / name)
 
 
 def _check(layers: Mapping[str, Value]) -> Config:

@@ -44,7 +44,7 @@ def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
     return found
 
 
-def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
+def to_yaml(settings: Mapping[str, Any]) -> str:
     """Return a YAML file that sets these dotted keys, grouped by section, each with its description as a comment.
 
     Keys keep the order of the models. The text loads back to the same values.
@@ -66,7 +66,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
         section = head if leaf else ""
         text = f"{'  ' if leaf else ''}{leaf or head}: {scalar(settings[key])}"
         note = descriptions.get(key, "")
-        lines.append(f"{text:<34}  # {note}" if comments and note else text)
+        lines.append(f"{text:<34}  # {note}" if note else text)
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,8 @@ def with_media(row: Row) -> Row:
     text of the first user message. Raises DataError, and EnvError for media of another type.
     """
     images, videos = _as_list(row.pop("images", None)), _as_list(row.pop("videos", None))
-    if _is_media(row.get("image")):
+    one = row.get("image")  # rows may have a text of their own there
+    if is_image(one) or isinstance(one, bytes) or (isinstance(one, Mapping) and "bytes" in one):
         images.append(row.pop("image"))
     prompt = row.get("prompt")
     said: list[Any] = (
@@ -57,15 +58,6 @@ def with_media(row: Row) -> Row:
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def _is_media(value: Any) -> bool:
-    """Whether a column `image` holds an image: rows may have a text of their own there."""
-    return (
-        is_image(value)
-        or isinstance(value, bytes)
-        or (isinstance(value, Mapping) and "bytes" in value)
-    )
 
 
 def _video(value: Any) -> Row:

@@ -282,8 +282,7 @@ def _write(runtime: Runtime, best: Parts, narrate: Narrate) -> str:
     write_parts(path, {**(read_parts(path) if named else {}), **best})
     settings = runtime.base / PROJECT_FILE
     if named is None and settings.is_file():
-        text = settings.read_text(encoding="utf-8")
-        lines = text.splitlines(keepends=True)
+        lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
         at = next((n for n, line in enumerate(lines) if line.rstrip() == "task:"), None)
         if at is None:
             narrate(f"Add to {settings}:  task: {{prompts: {WRITTEN}}}")
