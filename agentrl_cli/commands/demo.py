@@ -35,17 +35,20 @@ train:
 """Settings with which code-task is about as good after 40 steps as with its own after 80 (benchmarks/README.md)."""
 
 
+PackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pack",
+        help="The pack to learn; default: code-task. `agentrl init --list` names them.",
+    ),
+]
+
+
 def command(
     folder: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")
     ] = Path("demo"),
-    pack: Annotated[
-        str | None,
-        typer.Option(
-            "--pack",
-            help="The pack to learn; default: code-task. `agentrl init --list` names them.",
-        ),
-    ] = None,
+    pack: PackOption = None,
     steps: Annotated[
         int | None,
         typer.Option(

@@ -22,18 +22,19 @@ app = typer.Typer(
 )
 
 
+LevelOption = Annotated[
+    str | None,
+    typer.Option("--level", help="ns, docker, landlock or bare; default: the project's setting."),
+]
+
+
 @app.command()
 def run(
     file: Annotated[
         Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")
     ],
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
-    level: Annotated[
-        str | None,
-        typer.Option(
-            "--level", help="ns, docker, landlock or bare; default: the project's setting."
-        ),
-    ] = None,
+    level: LevelOption = None,
     wall: Annotated[float | None, typer.Option(min=0.01, help="Time limit in seconds.")] = None,
     imports: Annotated[str, typer.Option(help="Packages to import ahead of time: numpy,…")] = "",
     files_in: Annotated[

@@ -401,7 +401,7 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
     assert reason in cli("why", "e3", *where)
     cli("why", "unknown", *where, code=2, said="unknown")
     with Store.open(tmp_path / "a.db") as store:
-        for step in (0, 12):  # their numbers were pruned, so nobody knows whether it moved
+        for step in (0, 12):  # their numbers were pruned: whether it moved is not known
             unknown = attempt(step, run_id=run.id, kind="eval").with_(step=step)
             unknown.tokens.logp_policy[:] = np.nan
             store.episodes.add([unknown.with_(id=f"eval{step}")])
