@@ -126,14 +126,14 @@ def read_reference(folder: Path, model: str, rows: str) -> dict[str, Any] | None
     return found if (found.get("model"), found.get("rows")) == (model, rows) else None
 
 
-def rollout_settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `rollout` that made a reference."""
-    start = "rollout."
-    return {
-        key.removeprefix(start): value
-        for key, value in content["settings"].items()
-        if key.startswith(start)
-    }
+def project_settings(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by section the settings of `rollout`, and the adapter if there was one, that made a reference."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in content["settings"].items():
+        section, _, name = key.partition(".")
+        if section == "rollout" or (key == "adapter.enabled" and value):
+            found.setdefault(section, {})[name] = value
+    return found
 
 
 def describe_bases(folder: Path, source: str, model: str) -> str:

@@ -55,10 +55,8 @@ class Draft:
     system: str = SYSTEM
     spec: dict[str, Any] = field(default_factory=dict)
     """Keys of task.yaml besides the usual ones."""
-    limits: dict[str, int] = field(default_factory=dict)
-    """Settings of `rollout` that differ from the default ones."""
-    algo: dict[str, Any] = field(default_factory=dict)
-    """Settings of `algo`."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By section, those that differ from the default ones."""
     target: Path = Path()
     """The folder that it is for."""
     model: str = ""
@@ -145,9 +143,10 @@ def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
         spec["data"] = {split: {"path": f"data/{split}.jsonl", "form": "own"} for split in splits}
     spec |= {
         "sandbox": False,
-        "defaults": DEFAULTS
-        | {"rollout": DEFAULTS["rollout"] | draft.limits}
-        | ({"algo": draft.algo} if draft.algo else {}),
+        "defaults": {
+            section: DEFAULTS.get(section, {}) | draft.settings.get(section, {})
+            for section in dict.fromkeys([*DEFAULTS, *draft.settings])
+        },
         **draft.spec,
     }
     head = (

@@ -29,7 +29,7 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.reports.reference import FILE, curve_file, describe_bases, rollout_settings
+from agentrl_cli.reports.reference import FILE, curve_file, describe_bases, project_settings
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.sources import FILES
@@ -231,17 +231,24 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
         kind=program.__name__,
     )
     draft.files["agent.py"] = text.encode()
-    kept = curve_file(Path(program.worker).parent, known)
-    draft.limits = dict(program.limits)
-    if any("players" in row for row in draft.rows):
-        draft.limits |= SELF_PLAY
-        draft.algo = {"advantage": "rae"}
-    if kept.is_file():
-        draft.files[FILE] = kept.read_bytes()
-        draft.limits |= rollout_settings(json.loads(draft.files[FILE]))
-    elif text := describe_bases(kept.parent, known, draft.model):
-        draft.notes.append(text)
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
+    kept = curve_file(Path(program.worker).parent, known)
+    draft.settings["rollout"] = dict(program.limits)
+    if any("players" in row for row in draft.rows):
+        draft.settings["rollout"] |= SELF_PLAY
+        draft.settings["algo"] = {"advantage": "rae"}
+    curves = json.loads(kept.read_bytes()) if kept.is_file() else {}
+    if curves.get("model") == draft.model:
+        draft.files[FILE] = kept.read_bytes()
+        for section, values in project_settings(curves).items():
+            draft.settings.setdefault(section, {}).update(values)
+        return
+    if curves:
+        before, after = (curves[key]["value"] for key in ("base", "trained"))
+        text = f"{curves['model']} learned it, from {before} to {after} solved: --model"
+        draft.notes.append(f"{text} {curves['model']}")
+    if text := describe_bases(kept.parent, known, draft.model):
+        draft.notes.append(text)
 
 
 def _path(text: str, is_path: bool) -> str | Path:

@@ -64,7 +64,7 @@ def add(draft: Any, name: str) -> None:
     draft.rows, draft.answer, draft.system, draft.spec = rows, "", SYSTEM, SPEC
     draft.tools = draft.names = ["files", "bash"]
     draft.files["task.py"] = TASK.encode()
-    draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 4096}
+    draft.settings["rollout"] = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 4096}
 
 
 def row_of(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Games of TextArena as worlds."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from agentrl_cli import Config, Episode, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
+from agentrl_cli.reports.reference import FILE
 from agentrl_cli.rollout import Job
 from tests.helpers.chat import CHAT
 from tests.helpers.cli import Cli
@@ -161,3 +163,10 @@ def test_a_game_at_which_the_bundled_model_learns_nothing_is_reported(cli: Cli) 
     assert said in " ".join(cli.err.split())
     cli("init", "real", *source, "--model", "smollm2")
     assert "tiny-tools solved" not in cli.err
+    kuhn = ("--from", "textarena:KuhnPoker-v0?max_rounds=1&opponent=random", *source[2:])
+    cli("init", "small", *kuhn, said="learned it, from 0.1")
+    cli("init", "large", *kuhn, "--model", "smollm2")
+    assert "learned it" not in cli.err and not (cli.folder / "small" / FILE).exists()
+    settings = yaml.safe_load((cli.folder / "large" / "task.yaml").read_text())["defaults"]
+    assert (settings["rollout"]["max_new_tokens"], settings["adapter"]) == (40, {"enabled": True})
+    assert json.loads((cli.folder / "large" / FILE).read_text())["model"] == "smollm2"
