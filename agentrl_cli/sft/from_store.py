@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl_cli.errors import NotFound, UsageError
@@ -98,12 +99,13 @@ def _worth(row: EpisodeRow) -> tuple[bool, float, int]:
 def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[list[Segment]]]:
     """Endless batches of `rows` episodes, each once an epoch in a new order; those of a task share their prompt.
 
-    An episode that branches is several segments, in which each of its sampled tokens is trained once.
+    An episode that branches is several segments, in which each of its sampled tokens is trained once. A token counts
+    among all others, whatever it was drawn from: among the few that top-p had left, there would be little to learn.
     """
     for batch in shuffled(len(episodes), rows, f"rft {seed}"):
         groups: dict[tuple[str, str], list[Segment]] = {}
         for episode in (episodes[number] for number in batch):
-            segments = [segment for _, segment in segments_of(episode)]
+            segments = [replace(segment, support=None) for _, segment in segments_of(episode)]
             groups.setdefault((episode.pack, episode.task_id), []).extend(segments)
         yield list(groups.values())
 

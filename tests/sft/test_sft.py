@@ -38,6 +38,7 @@ from agentrl_cli.sft.demonstrations import (
 from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.recipe import RecipeRun, find_recipe
 from agentrl_cli.sft.train import _backward, lessons, make, use_recipe
+from agentrl_cli.types import supports
 from tests.helpers.cli import Cli
 from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model, write_project
 from tests.helpers.trees import episode, three_leaves
@@ -402,6 +403,11 @@ def test_ids_are_trained_as_they_were_sampled(project: Path) -> None:
     assert [s.ids.tobytes() for g in again for s in g] == drawn
     few = batches(episodes, 3, seed=1)
     assert sum(len(group) for _ in range(4) for group in next(few)) == 12
+    # Whatever `rollout.truncation.replay` kept of the draws.
+    known = episodes[0].tokens
+    drawn_from = supports([np.array([i], np.int32) for i in known.ids])
+    replayed = episodes[0].with_(tokens=dataclasses.replace(known, support=drawn_from))
+    assert next(batches([replayed], 1, seed=1))[0][0].support is None
 
 
 def test_micro_batches_add_up(project: Path) -> None:
