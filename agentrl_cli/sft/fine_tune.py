@@ -48,10 +48,12 @@ def fine_tune(
     packs = _load_packs(config, base) if shows else {}
     rows = from_file.read(file) if file is not None else []
     seed = int(given.get("seed", config.seed))
-    with Store.open(db) if stored else contextlib.nullcontext() as store:
+    # Without one `RUN@best` would name no checkpoint.
+    opens = stored or db.is_file()
+    with Store.open(db) if opens else contextlib.nullcontext() as store:
         loaded = load_policy(None, config, base=base, store=store, trainable=True)
         episodes: list[Episode] = []
-        if store is not None:
+        if stored and store is not None:
             vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
             episodes = choose(store, filter or "", loaded.hash, best_of, vocabulary, narrate)
             _tag(store, episodes, f"sft-{out.name}", narrate)

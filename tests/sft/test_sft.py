@@ -497,6 +497,8 @@ def test_a_cold_start_from_demonstrations_alone(
     assert {budget for _, budget in batches_seen} == {64}
     lines = cli("train", "--model", "cold", "--steps", "1", "--json").splitlines()
     assert json.loads(lines[-1])["status"] == "finished"
+    again = cli.json("sft", "warmer", "--steps", "1", "--model", "bandit-grpo@last")
+    assert again["loss"] < loss
 
 
 DEMONSTRATIONS = """
