@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
@@ -106,21 +106,13 @@ class Servers:
         first = self.members[0].policy
         folder = first.write(version)
         async with self._changing:
-            members = [member for member in self.members if not member.lost]
-            loads = [member.policy.load_weights(folder, version) for member in members]
-            for member, error in zip(
-                members, await asyncio.gather(*loads, return_exceptions=True), strict=True
-            ):
-                if isinstance(error, PolicyError) and _is_lost(error):
-                    self._lose(member, error)
-                elif isinstance(error, BaseException):
-                    raise error
+            await self._each(lambda policy: policy.load_weights(folder, version))
             self._folder, self.weights_version = folder, version
         drop_older(folder)
 
     async def sleep(self) -> None:
-        """Let all servers free their memory."""
-        await asyncio.gather(*(member.policy.sleep() for member in self.members if not member.lost))
+        """Let all reachable servers free their memory."""
+        await self._each(lambda policy: policy.sleep())
 
     def last_published(self) -> Published:
         """Return the weights of the last `publish`, and the servers that lack them."""
@@ -210,6 +202,18 @@ class Servers:
             )
             member.episodes.add(key)
         return member
+
+    async def _each(self, call: Callable[[HttpPolicy], Awaitable[None]]) -> None:
+        """Call every reachable server at once. One that is lost meanwhile gets no turns; raises any other error."""
+        members = [member for member in self.members if not member.lost]
+        calls = [call(member.policy) for member in members]
+        for member, error in zip(
+            members, await asyncio.gather(*calls, return_exceptions=True), strict=True
+        ):
+            if isinstance(error, PolicyError) and _is_lost(error):
+                self._lose(member, error)
+            elif isinstance(error, BaseException):
+                raise error
 
     def _lose(self, member: Member, error: PolicyError) -> None:
         member.lost = error.message
