@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
 from agentrl_cli.plugins.ranks.settings import RanksConfig, check
+from agentrl_cli.sandbox.results import signal_name
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """torchrun's environment of a rank."""
@@ -204,7 +204,7 @@ class Child:
         if status is None:
             return ""
         if status < 0:
-            return f"Rank {self.place.rank} was killed by signal {-status} ({signal.Signals(-status).name})."
+            return f"Rank {self.place.rank} was killed by {signal_name(-status)}."
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return f"Rank {self.place.rank} ended with exit status {status}" + (
             f": {lines[-1]}" if lines else "."

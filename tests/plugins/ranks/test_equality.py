@@ -229,7 +229,6 @@ def test_a_row_of_one_process_is_split_for_all_ranks() -> None:
 
 HOOK = """\
 import os
-import signal
 from pathlib import Path
 
 
@@ -246,7 +245,7 @@ class Killer:
             children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
             for child in children:
                 if b"plugins.ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    os.kill(int(child), signal.SIGKILL)
+                    os.kill(int(child), 40)  # a real-time signal, which has no name
 """
 TRAIN = {"steps": 4, "lr": 1e-3, "save_every": 1, "token_budget": 128}
 
@@ -274,17 +273,12 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
     (project / "kill").touch()
     code, out = spawn(project, "train", "--ranks", "2")
     assert code == 1, out
-    assert out.count("Rank 1 was killed by signal 9 (SIGKILL).") == 1 and "--resume last" in out, (
-        out
-    )
+    killed = "Rank 1 was killed by signal 40."
+    assert out.count(killed) == 1 and "--resume last" in out, out
     assert "Traceback" not in out
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
-        assert (run.status, run.step, run.error) == (
-            "failed",
-            2,
-            "Rank 1 was killed by signal 9 (SIGKILL).",
-        )
+        assert (run.status, run.step, run.error) == ("failed", 2, killed)
     code, out = spawn(project, "train", "--resume", "last", "--ranks", "1")
     assert code == 0 and "resumed at step 2" in out, out
     one, other = weights_of(whole), weights_of(project)
