@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.dispositions import SAME
 from agentrl_cli.types import Episode, Float32, Turn
 
 Float64 = NDArray[np.float64]
@@ -271,9 +272,9 @@ def parts_apart(x: AdvantageInput, estimator: str) -> Float64:
 
 
 def over(numerator: Float64, scale: Float64 | float) -> Float64:
-    """numerator / scale, and 0 where the scale is 0: what does not vary carries no signal."""
+    """numerator / scale, and 0 where the scale is 0, by rounding too: what does not vary carries no signal."""
     scale = np.broadcast_to(np.asarray(scale, np.float64), numerator.shape)
-    return np.divide(numerator, scale, out=np.zeros_like(numerator), where=scale > 0)
+    return np.divide(numerator, scale, out=np.zeros_like(numerator), where=scale > SAME)
 
 
 def spread(scalars: Float64, x: AdvantageInput) -> list[Float32]:

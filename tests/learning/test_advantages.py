@@ -61,6 +61,8 @@ BY_HAND: list[tuple[str, AdvantageInput, Any]] = [
     # mean 0.25, deviations .75 -.25 -.25 -.25, sample std sqrt(.75/3) = 0.5; eps 0.5 doubles the denominator
     ("grpo", given([1, 0, 0, 0]), [1.5, -0.5, -0.5, -0.5]),
     ("grpo", given([1, 0, 0, 0], eps=0.5), [0.75, -0.25, -0.25, -0.25]),
+    # three times 0.1 is not quite 0.3: each differed from the mean by 0.82 of the deviation
+    ("grpo", given([0.1, 0.1, 0.1]), [0, 0, 0]),
     # groups apart, in any order: [2, 4] has std sqrt(2)
     ("grpo", given([2, 1, 4, 3], [7, 1, 7, 1]), [-S, -S, S, S]),
     # the second episode has no trained token: it is in the mean and gets none; deviations 2/3 -1/3 -1/3, std U
