@@ -45,6 +45,9 @@ Stop = Literal[
 """Names of rules (reports/diagnosis.py)."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Group):
     """The optimizer."""
 
@@ -53,7 +56,7 @@ class OptimizerConfig(Group):
         description="adamw, adamw8bit (8-bit state; GPU, extra quant), adamw_offload (state in CPU memory), muon",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
-    betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="AdamW's betas")
 
 
 class ScheduleConfig(Group):

@@ -244,7 +244,7 @@ def test_a_file_that_is_not_there_and_a_packs_bad_default(tmp_path: Path) -> Non
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.yaml",
-        "seed: many\ntrain:\n  steps: 0\n  optimizer: {betas: [1, 2]}\nmodel: qwen\nrewards: 3\n"
+        "seed: many\ntrain:\n  steps: 0\n  optimizer: {betas: [0.5, 1]}\nmodel: qwen\nrewards: 3\n"
         "algo: {loss: ppo_clp}\n",
     )
     lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
