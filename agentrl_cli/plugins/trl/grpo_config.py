@@ -67,6 +67,7 @@ def _check_settings(config: Config) -> None:
             raise _refuse_option(key, value, only)
     for key, value, known in (
         ("algo.advantage", algo.advantage.name, SCALES),
+        ("algo.advantage.eps", str(getattr(algo.advantage, "eps", 1e-4)), {"0.0001": ""}),
         ("algo.loss", algo.loss.name, {"ppo_clip": ""}),
         ("algo.aggregation", aggregation_name(algo), LOSS_TYPES),
         ("train.optimizer", train.optimizer.name, {"adamw": "", "adamw8bit": ""}),

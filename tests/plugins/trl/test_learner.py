@@ -27,6 +27,7 @@ TRL = {"kind": "trl"}
     ("sections", "said"),
     [
         ({"algo": {"advantage": "gae"}}, "algo.advantage: gae; with TRL it is grpo or dr_grpo"),
+        ({"algo": {"advantage": {"name": "grpo", "eps": 0.0}}}, "algo.advantage.eps: 0.0"),
         ({"algo": {"loss": "gspo", "aggregation": "token_mean"}}, "algo.loss: gspo"),
         ({"algo": {"minibatches": 2}}, "algo.minibatches: 2; with TRL it is 1"),
         ({"rollout": {"async_staleness": 1}}, "rollout.async_staleness: 1"),
