@@ -18,8 +18,8 @@ from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, UsageError
 from agentrl_cli.models.output_lock import writing
 
-COUNT, GROUP = 64, 1
-"""Tasks that a teacher attempts, and its attempts at each, by default."""
+COUNT, GROUP, EPOCHS = 64, 1, 2
+"""Tasks that a teacher attempts, its attempts at each, and passes over the data, by default."""
 TEACHER_TOKENS = 512
 """Minimum tokens of a teacher's turn."""
 
@@ -77,7 +77,7 @@ class DataOptions:
             min=1,
             help="Passes over the store's episodes or the file, without --steps.",
         ),
-    ] = 2
+    ] = EPOCHS
     demonstrations: Annotated[
         float | None,
         typer.Option(
@@ -108,7 +108,7 @@ class DataOptions:
         """Whether episodes of the store are trained on."""
         return bool(self.from_store is not None or self.best_of or self.teacher)
 
-    def require_consistent(self, packs: bool) -> None:
+    def require_consistent(self, packs: bool, steps: bool) -> None:
         """Raise UsageError for options that do not go together."""
         of_packs = self.data is None and (not self.stored or self.demonstrations is not None)
         for wrong, text, hint in (
@@ -126,6 +126,8 @@ class DataOptions:
              "--teacher and --from-store exclude each other: its episodes are selected by their reward.", ""),
             (self.teacher is None and (self.count, self.group) != (COUNT, GROUP),
              "--count and --group are of the attempts of a --teacher.", ""),
+            (self.epochs != EPOCHS and (steps or (self.data is None and not self.stored)),
+             "--epochs counts passes over the store's episodes or a file, without --steps.", ""),
         ):  # fmt: skip
             if wrong:
                 raise UsageError(text, hint=hint)
@@ -165,7 +167,7 @@ def command(
     remote.api_key_env); what it solved is trained on. A recipe may take hours: Ctrl-C finishes the step and saves,
     --resume continues.
     """
-    data.require_consistent(bool(work.pack))
+    data.require_consistent(bool(work.pack), steps is not None)
     settings = {"--model": work.model, "--pack": work.pack, "--config": work.config}
     refuse_idle("with --recipe", {**settings, "--set": work.sets} if data.recipe else {})
     given = {"steps": steps, "lr": lr, "tool_rate": data.tool_rate, "seed": work.seed}

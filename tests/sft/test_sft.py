@@ -520,6 +520,8 @@ def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
         (["--best-of", "2", "--recipe", "tiny-agent"], "--recipe"),
         (["--recipe", "tiny-agent", "--model", "tiny"], "--model does nothing with --recipe"),
         (["--count", "8"], "--count and --group are of the attempts"),
+        (["--epochs", "8"], "--epochs counts passes over"),
+        (["--best-of", "2", "--steps", "9", "--epochs", "1"], "--epochs counts passes over"),
         (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
         (["--data", "x.jsonl", "--tool-rate", "0.5"], "--tool-rate"),
         (["--demonstrations", "0.5"], "needs episodes from the store"),
