@@ -28,9 +28,11 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+        if device.type != "cuda":  # whose context would take memory
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # the second of a kind that this torch lacks
         raise ModelError(
-            f"Unknown model.device {name!r}.", hint="Use auto, cpu, cuda or cuda:1."
+            f"Unknown model.device {name!r} on this machine.", hint="Use auto, cpu, cuda or cuda:1."
         ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(

@@ -101,12 +101,13 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
         tokenizer.chat_template = family_template(config.chat.template)
     elif config.chat.template is not None:
         path = base / Path(config.chat.template).expanduser()
-        if not path.is_file():
+        try:
+            tokenizer.chat_template = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
-                f"No chat template at {path}.",
+                f"No chat template at {path}: {error}.",
                 hint=f"Name a file, or one of: {', '.join(FAMILIES)}.",
-            )
-        tokenizer.chat_template = path.read_text(encoding="utf-8")
+            ) from error
     return tokenizer
 
 

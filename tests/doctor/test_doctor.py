@@ -219,5 +219,6 @@ def test_the_command(cli: Cli) -> None:
     for way in ("--gpu", "--sandbox", "--template=tiny"):
         said = f"--set does nothing with {way.partition('=')[0]}"
         cli("doctor", way, "--set", "seed=1", code=2, said=said)
-    unknown = "Unknown model.device 'nonsense'"
-    cli("doctor", "--gpu", "--device", "nonsense", "--json", code=3, said=unknown)
+    for device in ("nonsense", "xpu:99", "meta"):
+        unknown = f"Unknown model.device '{device}'"
+        cli("doctor", "--gpu", "--device", device, "--json", code=3, said=unknown)

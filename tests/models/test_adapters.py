@@ -430,6 +430,9 @@ def test_another_chat_template_goes_along(source: Path, tmp_path: Path) -> None:
     config = Config.model_validate({"model": {"chat_template": "mine.jinja"}})
     done = merge(str(source), tmp_path / "out", config.model, base=tmp_path)
     assert (done.folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+    (tmp_path / "mine.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(ModelError, match=r"No chat template at .*mine.jinja: 'utf-8' codec"):
+        merge(str(source), tmp_path / "other", config.model, base=tmp_path)
 
 
 def test_what_is_in_the_way_stays(source: Path, tmp_path: Path) -> None:
