@@ -6,7 +6,9 @@ relative to. Evaluations do not have them. dispositions.py decides which are ski
 
 from __future__ import annotations
 
-from agentrl_cli.config import AlgoConfig
+from itertools import takewhile
+
+from agentrl_cli.config import AlgoConfig, RolloutConfig
 from agentrl_cli.hooks import Hook
 from agentrl_cli.types import Episode, RewardPart, StopReason, Task
 
@@ -23,30 +25,32 @@ def overlong(length: int, limit: int, buffer: int) -> float:
 class Shaping(Hook):
     """Adds the parts that the configuration asks for to the episodes of a training."""
 
-    def __init__(self, algo: AlgoConfig, limit: int) -> None:
-        """`limit`: `rollout.max_tokens`."""
-        self.algo = algo
-        self.limit = limit
+    def __init__(self, algo: AlgoConfig, rollout: RolloutConfig, context: int) -> None:
+        """`context`: positions of the policy's context, which may be fewer than `rollout.max_tokens`."""
+        self.terms = algo.length_penalty
+        self.rollout = rollout
+        self.context = context
 
     def on_rollout_end(self, rollout: Episode, task: Task) -> list[RewardPart]:
-        """`overlong` and `length`, if they have a weight; both are 0 or less. The longest sequence counts."""
+        """`overlong` and `length_penalty`, if they have a weight; both are 0 or less. The longest sequence counts."""
         parts = []
-        algo, length = self.algo, max(len(branch) for branch in rollout.sequences)
-        if algo.length_penalty.overlong:
+        terms, limits, longest = self.terms, self.rollout, max(rollout.sequences, key=len)
+        limit, buffer = min(limits.max_tokens, self.context), terms.buffer
+        if limits.response_tokens is not None:
+            turns = [rollout.turns[number] for number in longest.turns]
+            asked = takewhile(lambda turn: turn.role != "assistant", turns)
+            limit = min(
+                limit, sum(turn.end - turn.start for turn in asked) + limits.response_tokens
+            )
+            buffer = min(buffer, limits.response_tokens)
+        if terms.overlong:
             cut = any(turn.stop_reason is StopReason.LENGTH for turn in rollout.turns)
-            value = (
-                -1.0
-                if cut
-                else overlong(length, self.limit, min(algo.length_penalty.buffer, self.limit))
-            )
-            text = f"{length} of {self.limit} tokens" + ", a turn was cut" * cut
-            parts.append(RewardPart("overlong", value, algo.length_penalty.overlong, detail=text))
-        if algo.length_penalty.coef:
+            value = -1.0 if cut else overlong(len(longest), limit, min(buffer, limit))
+            text = f"{len(longest)} of {limit} tokens" + ", a turn was cut" * cut
+            parts.append(RewardPart("overlong", value, terms.overlong, detail=text))
+        if terms.coef:
             sampled = rollout.trained_tokens
-            text = f"{sampled} sampled tokens, limit {self.limit}"
-            parts.append(
-                RewardPart(
-                    "length_penalty", -sampled / self.limit, algo.length_penalty.coef, detail=text
-                )
-            )
+            text = f"{sampled} sampled tokens, limit {limits.max_tokens}"
+            value = -sampled / limits.max_tokens
+            parts.append(RewardPart("length_penalty", value, terms.coef, detail=text))
         return parts

@@ -68,7 +68,7 @@ def build_trainer(
     else:
         teacher = find_teacher(settings, loaded, tasks, store, base)
         learner = _make_learner(config, loaded, hooks, team, teacher)
-    shaping = Shaping(config.algo, config.rollout.max_tokens)
+    shaping = Shaping(config.algo, config.rollout, policy.context_length)
     rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, shaping]))
     if config.rollout.async_staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentrl_cli import Batch, Config
+from agentrl_cli.config import RolloutConfig
 from agentrl_cli.learning.dispositions import decide, flaw
 from agentrl_cli.learning.estimator_inputs import (
     AdvantageInput,
@@ -238,7 +239,8 @@ def test_a_result_rewards_the_turn_that_asked_on_its_path() -> None:
 
 
 def test_overlong_is_about_the_longest_sequence() -> None:
-    shaping = Shaping(config(algo={"overlong_penalty": 1.0, "overlong_buffer": 5}).algo, 10)
+    algo = {"overlong_penalty": 1.0, "overlong_buffer": 5}
+    shaping = Shaping(config(algo=algo).algo, RolloutConfig(), 10)
     (part,) = shaping.on_rollout_end(episode(fork()), Task("t", "p", "f", "train", ()))
     # branches of 9 and 8, 12 in all
     assert part.value == pytest.approx(-0.8) and part.detail.startswith("9 of 10")

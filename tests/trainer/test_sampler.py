@@ -252,13 +252,21 @@ def test_length_terms_by_hand() -> None:
     assert {n: overlong(n, 100, 40) for n in lengths} == lengths
     algo = {"length_penalty": {"coef": 0.1, "overlong": 0.5, "buffer": 40}}
     task, one = Task("t", "p", "f", "train", ()), episode("a", 70)
-    shaping = Shaping(Config.model_validate({"algo": algo}).algo, 100)
+    config = Config.model_validate(
+        {"algo": algo, "rollout": {"max_tokens": 100, "max_new_tokens": 9}}
+    )
+    shaping = Shaping(config.algo, config.rollout, 999)
     first, second = shaping.on_rollout_end(one, task)
     assert (first.name, first.value, first.weight) == ("overlong", -0.5, 0.5)
     assert (second.name, second.value, second.weight) == ("length_penalty", -0.7, 0.1)
     cut = shaping.on_rollout_end(episode("a", 5, StopReason.LENGTH), task)[0]
     assert "80 of 100" in first.detail and cut.value == -1.0 and "cut" in cut.detail
-    assert Shaping(Config().algo, 100).on_rollout_end(one, task) == []
+    assert Shaping(Config().algo, config.rollout, 100).on_rollout_end(one, task) == []
+    # a shorter context, and 75 tokens after the prompt of 10
+    for limits, context in (({}, 85), ({"response_tokens": 75}, 999)):
+        shaping = Shaping(config.algo, config.rollout.replace(**limits), context)
+        first = shaping.on_rollout_end(one, task)[0]
+        assert first.value == -0.875 and first.detail == "80 of 85 tokens"
 
 
 async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) -> None:

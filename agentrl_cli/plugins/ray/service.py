@@ -290,7 +290,7 @@ class Service:
             rollout = self._rollout.with_(recorder=Relay(number, self._emit), **variant)
         if shaped:
             own = self.setup.config
-            shaping = Shaping(own.algo, own.rollout.max_tokens)
+            shaping = Shaping(own.algo, own.rollout, rollout.context.policy.context_length)
             hooks = [*rollout.context.hooks.hooks, shaping]
             rollout = rollout.with_(hooks=HookList(hooks))
         packs = rollout.context.packs
