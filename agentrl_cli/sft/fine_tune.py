@@ -48,9 +48,8 @@ def fine_tune(
     packs = _load_packs(config, base) if shows else {}
     rows = from_file.read(file) if file is not None else []
     seed = int(given.get("seed", config.seed))
-    # Without one `RUN@best` would name no checkpoint.
-    opens = stored or db.is_file()
-    with Store.open(db) if opens else contextlib.nullcontext() as store:
+    # Without a store `RUN@best` would name no checkpoint.
+    with Store.open(db) if stored or db.is_file() else contextlib.nullcontext() as store:
         loaded = load_policy(None, config, base=base, store=store, trainable=True)
         episodes: list[Episode] = []
         if stored and store is not None:
