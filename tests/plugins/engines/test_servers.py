@@ -93,8 +93,8 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         said.append(await turn(slow, "a"))
         await slow.close()
         assert all(one == said[0] for one in said), "the seed decides, not the server"
-        for stand, one in zip(stands, policies, strict=True):
-            stand.down = one.sleeps = True
+        for stand, asleep in zip(stands, policies, strict=True):
+            stand.down = asleep.sleeps = True
         await policy.sleep()
         assert policy.servers() == [], "a server that is lost as it is to sleep ends no training"
         policy.patience = 0.3
