@@ -232,11 +232,15 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     )
     draft.files["agent.py"] = text.encode()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
-    kept = curve_file(Path(program.worker).parent, known)
     draft.settings["rollout"] = dict(program.limits)
     if any("players" in row for row in draft.rows):
         draft.settings["rollout"] |= SELF_PLAY
         draft.settings["algo"] = {"advantage": "rae"}
+    _add_curves(draft, curve_file(Path(program.worker).parent, known), known)
+
+
+def _add_curves(draft: Draft, kept: Path, known: str) -> None:
+    """Add the reference curves of a source, and the settings that made them, for their model; else say what is known."""
     curves = json.loads(kept.read_bytes()) if kept.is_file() else {}
     if curves.get("model") == draft.model:
         draft.files[FILE] = kept.read_bytes()
