@@ -240,7 +240,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
 
 
 def _add_curves(draft: Draft, kept: Path, known: str) -> None:
-    """Add the reference curves of a source, and the settings that made them, for their model; else say what is known."""
+    """Add the reference curves of a source, and the settings that made them, for their model; else what is known."""
     curves = json.loads(kept.read_bytes()) if kept.is_file() else {}
     if curves.get("model") == draft.model:
         draft.files[FILE] = kept.read_bytes()
