@@ -35,7 +35,7 @@ EFFICIENCY = 0.6
 SPARE = 0.5
 """Share of free memory that a row of a group with a long prompt may take beyond the token budget."""
 TYPICAL = 0.25
-"""Share of `max_tokens` that an average episode computes; for the time estimate only."""
+"""Share of `max_tokens` that an average episode computes at most; for the time estimate only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +355,12 @@ def _weights(config: MemorySettings, shape: Mapping[str, int], size: int) -> flo
     return float(rest + shape["linear_weights"] * BYTES[bits])
 
 
+def typical_tokens(config: MemorySettings) -> float:
+    """Return the tokens that an average episode computes: as many from tools and prompt as its turns may sample."""
+    limits = config.rollout
+    return min(limits.max_tokens * TYPICAL, 2.0 * limits.max_turns * limits.max_new_tokens)
+
+
 def _step_seconds(config: MemorySettings, parameters: int, device: Any) -> float:
     """Return a step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
     import torch
@@ -368,6 +374,6 @@ def _step_seconds(config: MemorySettings, parameters: int, device: Any) -> float
         best = min(best, time.perf_counter() - started)
     rate = 2 * side**3 / max(best, 1e-6)
     episodes = config.rollout.group_size * config.rollout.prompts_per_step
-    tokens = episodes * config.rollout.max_tokens * TYPICAL
-    work = tokens * parameters * (2 + 6)  # a forward to sample, three forwards' worth to train
+    # a forward to sample, three forwards' worth to train
+    work = episodes * typical_tokens(config) * parameters * (2 + 6)
     return work / (rate * EFFICIENCY)

@@ -14,7 +14,7 @@ from agentrl_cli.inference.memory import kv_positions, live_rows
 from agentrl_cli.models.adapter import add_adapter
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.trainer.memory_fit import changes, fit
-from agentrl_cli.trainer.memory_plan import Plan, plan, update_memory
+from agentrl_cli.trainer.memory_plan import Plan, plan, typical_tokens, update_memory
 from benchmarks.gpu_memory import GPUS, PAGE, cell, folders, settings
 from tests.helpers.cli import Cli
 
@@ -100,6 +100,15 @@ def test_a_row_beyond_the_memory_for_its_activations_recomputes_them() -> None:
     auto, kept, again = of("auto"), of("off"), of("on")
     assert 4096 <= auto.kept_tokens == kept.kept_tokens == kept.row_tokens
     assert auto.row_tokens == again.row_tokens == again.kept_tokens > 2 * kept.row_tokens
+
+
+def test_the_estimated_time_is_that_of_the_tokens_that_turns_can_have() -> None:
+    for limits, wanted in (
+        ({"max_turns": 4, "max_new_tokens": 40, "max_tokens": 8192}, 2 * 4 * 40),
+        ({"max_turns": 4, "max_new_tokens": 96, "max_tokens": 768}, 768 / 4),
+    ):
+        config = MemorySettings.of(Config.model_validate({"rollout": limits}))
+        assert typical_tokens(config) == wanted
 
 
 def test_a_small_model_is_not_planned_for_before_training() -> None:
