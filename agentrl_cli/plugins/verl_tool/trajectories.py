@@ -140,8 +140,9 @@ class Trajectories:
 
     async def close(self, trajectory: str) -> bool:
         """Close a trajectory after its running calls; releases its tools and sandbox. False if it was not open."""
+        closed = self.journal.end(trajectory)  # first, so that no call begins meanwhile
         await self._release(trajectory)
-        return self.journal.end(trajectory)
+        return closed
 
     async def sweep(self, idle: float) -> int:
         """Release trajectories without a call for `idle` seconds; the next call rebuilds them. Returns their number."""
@@ -159,8 +160,8 @@ class Trajectories:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        for name in list(self._live):
-            await self._release(name)
+        while self._live:
+            await self._release(next(iter(self._live)))
 
     # -- one trajectory ---------------------------------------------------------------------------------------------
 
@@ -192,6 +193,8 @@ class Trajectories:
                 del self._live[trajectory]
                 await live.env.close()
             raise
+        if self._live.get(trajectory) is not live:  # released meanwhile
+            return await self._ready(trajectory)
         return live
 
     async def _start(self, env: ToolEnv, task: Task) -> None:

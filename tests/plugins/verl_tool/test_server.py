@@ -95,6 +95,12 @@ async def test_a_key_runs_once_however_often_it_is_sent(tmp_path: Path) -> None:
             await trajectories.call(bump("c"))
         with pytest.raises(NotFound):
             await trajectories.call(bump("c", trajectory="never"))
+        await trajectories.open("u", {})
+        waiting = asyncio.create_task(trajectories.call(bump("a", trajectory="u")))
+        await asyncio.sleep(0)
+        assert await trajectories.close("u")
+        with pytest.raises(UsageError, match="closed"):
+            await waiting
 
 
 @pytest.mark.parametrize(("external", "ran"), [(False, 3), (True, 1)])
