@@ -285,8 +285,9 @@ def _truncate(logp: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
     rows = logp[chosen]
     ordered, order = rows.sort(dim=-1, descending=True)
     rank = torch.arange(rows.shape[-1], device=logp.device)[None]
-    top_k = torch.tensor([s.top_k or rows.shape[-1] for s in some], device=logp.device)[:, None]
-    kept = ordered.masked_fill(rank >= top_k, -torch.inf)
+    size = rows.shape[-1]
+    sizes = torch.tensor([min(s.top_k or size, size) for s in some], device=logp.device)
+    kept = ordered.masked_fill(rank >= sizes[:, None], -torch.inf)
     kept = kept - kept.logsumexp(-1, keepdim=True)
     before = kept.exp().cumsum(-1) - kept.exp()
     top_p = torch.tensor([s.top_p for s in some], device=logp.device)[:, None]

@@ -65,11 +65,12 @@ def test_what_could_be_drawn_is_kept_for_the_rows_that_ask() -> None:
         Sampling(top_k=1),
         Sampling(keep_support=True),
         Sampling(top_k=1, keep_support=True),
+        Sampling(top_k=10**300, keep_support=True),
     ]
-    numbers = torch.full((4,), 0.1, dtype=torch.float64)
-    found = draw(LOGITS.repeat(4, 1), samplings, numbers, None).support
+    numbers = torch.full((5,), 0.1, dtype=torch.float64)
+    found = draw(LOGITS.repeat(5, 1), samplings, numbers, None).support
     kept = [None if ids is None else sorted(ids.tolist()) for ids in found]
-    assert kept == [[0, 1], None, None, [0]]
+    assert kept == [[0, 1], None, None, [0], None]
 
 
 async def test_a_policy_samples_as_configured() -> None:
