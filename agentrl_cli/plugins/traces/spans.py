@@ -220,7 +220,7 @@ def _value(given: Mapping[str, Any]) -> Any:
     if kind == "arrayValue":
         return [_value(one) for one in value.get("values", ())]
     if kind == "kvlistValue":
-        return {one["key"]: _value(one["value"]) for one in value.get("values", ())}
+        return _flat_of(value.get("values", []))
     return int(value) if kind == "intValue" else value
 
 

@@ -36,7 +36,9 @@ def attributes(**given: Any) -> list[dict[str, Any]]:
         ]
         return {kind: str(one) if kind == "intValue" else one}
 
-    return [{"key": key, "value": value(one)} for key, one in given.items()]
+    return [
+        {"key": key, **({} if one is None else {"value": value(one)})} for key, one in given.items()
+    ]
 
 
 def parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def test_tools_of_spans_and_lists_that_are_empty(tmp_path: Path) -> None:
         "gen_ai.operation.name": "chat",
         "gen_ai.tool.definitions": json.dumps(tools),
         "gen_ai.system_instructions": "[]",
-        "gen_ai.input.messages": json.dumps([parts(CHAT[1])]),
+        "gen_ai.input.messages": [{**parts(CHAT[1]), "name": None}],
         "gen_ai.output.messages": "[]",
     }
     found = one_trace(tmp_path, export(span(1, **given)))
