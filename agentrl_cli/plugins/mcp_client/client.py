@@ -122,7 +122,8 @@ class Link:
 
     async def take(self, ctx: ToolContext) -> Connection:
         """Return the connection of an episode, shared by the server's tools."""
-        key = f"mcp:{self.server.name}"
+        # Entries that choose tools of one server share its connection; the same name may be another server's.
+        key = f"mcp:{replace(self.server, tools=None, prefix='')}"
         found: Connection | None = ctx.state.get(key)
         if found is not None and not found.users:  # given back: it is closed, or another episode's
             del ctx.state[key]
