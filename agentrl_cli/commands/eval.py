@@ -140,7 +140,8 @@ def command(
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
 
     Both get the same tasks and seeds. An interrupted evaluation resumes where it stopped. Exits with 4 if --fail-under
-    is not met. Several models, or a model and an endpoint, are evaluated side by side instead, each pair with its test.
+    is not met. Models and endpoints are evaluated instead, side by side and each pair with its test; one beside a
+    checkpoint takes the place of its base.
     --bench evaluates models on a named set of packs, without a project.
 
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
@@ -163,8 +164,11 @@ def command(
         if bench is not None:
             return _run_bench(bench, flags, models, attempts, work, svg, as_json)
         context = work.open(flags)
-        several = models.several if models.endpoint or len(models.several) > 1 else ()
-        plan, results = _evaluate_all(context, models, several, attempts, attempts.split or ())
+        given = models.several
+        if len(given) == 1 and (models.checkpoint or models.run) and models.compare_to is None:
+            models = replace(models, compare_to=given[0], model=None, endpoint=None)
+        splits = attempts.split or ()
+        plan, results = _evaluate_all(context, models, models.several, attempts, splits)
         if svg is not None:
             shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
             write_svg(svg, shares, results)

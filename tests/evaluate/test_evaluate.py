@@ -555,6 +555,16 @@ def test_eval_without_a_training_evaluates_the_base(project: Cli) -> None:
     assert "0.600 [0.231, 0.882]" in line and "McNemar" not in out  # Wilson, 3 of 5
 
 
+def test_eval_of_a_model_beside_a_training(project: Cli, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "project" / "runs" / "agentrl.db") as store:
+        run = store.runs.add(RunRow(id="", name="fox", started=1.0, step=1))
+        store.runs.add_checkpoint(run.id, 1, tmp_path, {}, "last")
+    [found] = project.json("eval", "--model", "scripted")["results"]
+    assert found["name"] == "scripted", "not the training's base and checkpoint"
+    for given in (["fox@last"], ["--run", "fox"]):  # the model is in the base's place
+        project("eval", *given, "--model", "tinny", code=2, said="tinny")
+
+
 def test_eval_asks_with_the_texts_of_the_project(project: Cli, tmp_path: Path) -> None:
     """They changed the tools alone: the tasks kept the pack's own system message and prompt."""
     folder = tmp_path / "project"
@@ -585,9 +595,9 @@ def test_eval_compares_two(project: Cli) -> None:
         ("--split tets", "tets"),
         ("--svg none/x.svg", "The folder of none/x.svg does not exist"),
         ("--endpoint @http://127.0.0.1:9/v1", "names no model"),
-        ("--model a --model b best", "A checkpoint and several models exclude each other"),
-        ("--model a --model b --run best", "--run and several models exclude each other"),
-        ("--model a --model b --compare-to best", "--compare-to and several models exclude"),
+        ("--model a --model b best", "A checkpoint and models of --model or --endpoint exclude"),
+        ("--model a --model b --run best", "--run and models of --model"),
+        ("--model a --model b --compare-to best", "--compare-to and models of --model"),
     ):
         assert project("eval", *words.split(), code=2, said=said) == ""
     out = project("eval", "scripted", "--compare-to", "none", "--resume", "--no-tools")
