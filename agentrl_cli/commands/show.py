@@ -30,7 +30,10 @@ def command(
     time: Annotated[
         bool, typer.Option("--time", help="Where the time goes, and a setting for it.")
     ] = False,
-    step: Annotated[int | None, typer.Option("--step", help="With --time: a run's step.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, max=2**62, help="With --time: a run's step."),
+    ] = None,
     words: Annotated[
         bool,
         typer.Option(

@@ -468,5 +468,6 @@ def test_the_command_prints_the_same(tmp_path: Path, cli: Cli) -> None:
         "agentrl train --set"
     )
     cli("show", "run", "--step", "7", code=2, said="Its last is 1.")
+    cli("show", "run", "--step", str(2**63), code=2, said="less than or equal to")
     with Store.open(db, readonly=True) as store:
         assert of_episode(store, store.episodes.get("e1")).report()["seconds"] == 10.0
