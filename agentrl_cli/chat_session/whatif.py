@@ -251,10 +251,9 @@ class WhatIf:
             for n in range(max(given.samples, 1))
         ]
 
-        def report(episode: Episode) -> None:
-            self.emit("progress", sample=episode.sample, reward=episode.reward)
-
-        children = await Reroll(self, policy, chat, sandbox).run(jobs, report)
+        children = await Reroll(self, policy, chat, sandbox).run(
+            jobs, lambda done: self.emit("progress", sample=done.sample, reward=done.reward)
+        )
         if all(child.outcome is not None and child.outcome.is_error for child in children):
             raise EnvError(children[0].error)
         graded = [child for child in children if child.graded]

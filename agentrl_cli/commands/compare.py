@@ -211,14 +211,19 @@ def _score_again(
 
 
 def _print_changes(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
-    def moved(c: Change) -> tuple[float, float]:
-        return abs(c.delta or 0.0), abs((c.advantage or 0.0) - (c.episode.advantage or 0.0))
-
+    found = sorted(
+        found,
+        key=lambda c: (
+            abs(c.delta or 0.0),
+            abs((c.advantage or 0.0) - (c.episode.advantage or 0.0)),
+        ),
+        reverse=True,
+    )
     names = ["episode", "task", "step", "reward", "now", "delta", "adv", "now", "fact now"]
     rows = [
         [c.episode.id, c.episode.task_id, c.episode.step, c.episode.reward, c.reward, c.delta, c.episode.advantage,
          c.advantage, c.fact]
-        for c in sorted(found, key=moved, reverse=True)[:limit]
+        for c in found[:limit]
     ]  # fmt: skip
     print_rows(names, rows)
     before, after = total["reward_before"], total["reward"]

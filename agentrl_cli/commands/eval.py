@@ -164,11 +164,12 @@ def command(
         if bench is not None:
             return _run_bench(bench, flags, models, attempts, work, svg, as_json)
         context = work.open(flags)
-        given = models.several
-        if len(given) == 1 and (models.checkpoint or models.run) and models.compare_to is None:
-            models = replace(models, compare_to=given[0], model=None, endpoint=None)
-        splits = attempts.split or ()
-        plan, results = _evaluate_all(context, models, models.several, attempts, splits)
+        beside = models.checkpoint or models.run
+        if beside and len(models.several) == 1 and models.compare_to is None:
+            models = replace(models, compare_to=models.several[0], model=None, endpoint=None)
+        plan, results = _evaluate_all(
+            context, models, models.several, attempts, attempts.split or ()
+        )
         if svg is not None:
             shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
             write_svg(svg, shares, results)

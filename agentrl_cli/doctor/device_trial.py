@@ -206,10 +206,6 @@ def _refuse_runner(model: Any) -> ModelRunner:
     raise NotServed("it is tried")
 
 
-def _make_graphs(model: Any) -> ModelRunner:
-    return GraphRunner(model, partial(CudaCapture, model.device))
-
-
 # --- an update -------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +274,9 @@ _RUN: dict[str, Callable[[Any, float], dict[str, Any]]] = {
     "fallback": partial(_sample, _refuse_runner, "fallback"),
     "packed": partial(_update, "packed"),
     "padded": partial(_update, "padded"),
-    "graphs": partial(_sample, _make_graphs, "paged"),
+    "graphs": partial(
+        _sample, lambda model: GraphRunner(model, partial(CudaCapture, model.device)), "paged"
+    ),
 }
 
 

@@ -125,12 +125,12 @@ class Ability:
     def pack(self) -> Pack:
         """As a task."""
         return Pack.of(
-            self.name, self.rows, [Reward("done", _done)], tools=self.tools, system=SYSTEM
+            self.name,
+            self.rows,
+            [Reward("done", lambda episode, ctx: float(bool(ctx.final_text.strip())))],
+            tools=self.tools,
+            system=SYSTEM,
         )
-
-
-def _done(episode: Episode, ctx: Any) -> float:
-    return float(bool(ctx.final_text.strip()))
 
 
 def _corrects_call(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:

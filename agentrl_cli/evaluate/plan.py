@@ -46,7 +46,9 @@ class Request:
             ("--compare-to", self.compare_to, "Name it with --model: every pair is compared."),
         ):
             if self.several and value is not None:
-                raise UsageError(f"{what} and models of --model or --endpoint exclude each other.", hint=hint)
+                raise UsageError(
+                    f"{what} and models of --model or --endpoint exclude each other.", hint=hint
+                )
 
 
 @dataclass(frozen=True, slots=True)

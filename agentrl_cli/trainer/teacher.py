@@ -115,7 +115,11 @@ def _hints(
     found: dict[tuple[str, str], Int32] = {}
     for task in tasks:
         try:
-            filled = text.format_map({key: _show(value) for key, value in task.data.items()})
+            fields = {
+                key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                for key, value in task.data.items()
+            }
+            filled = text.format_map(fields)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             known = ", ".join(sorted(task.data)) or "none"
             raise ConfigError(
@@ -125,10 +129,6 @@ def _hints(
         ids, _ = tokenizer.encode_offsets("\n" + filled, [(0, len(filled) + 1)])
         found[task.pack, task.id] = np.asarray(ids, np.int32)
     return lambda episode: found[episode.pack, episode.task_id]
-
-
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class Server:

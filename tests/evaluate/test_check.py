@@ -238,10 +238,6 @@ def shares(policy: ScriptedPolicy, seconds: float = 60.0) -> dict[str, Found]:
     return {one.name: one for one in asyncio.run(measure(loaded, Config(), seconds))}
 
 
-def guesses(key: str, ids: Sequence[int]) -> str:
-    return "Answer: 3"
-
-
 def one_step(key: str, ids: Sequence[int]) -> str:
     text = able(key, ids)
     return "Answer: 3" if "badge_of" in text or '"p-' in text else text
@@ -254,7 +250,7 @@ EVERY = {ability.name for ability in ABILITIES}
     ("model", "shown", "said"),
     [
         (able, EVERY, "RL can begin:"),
-        (guesses, {"abstains"}, "cannot begin"),
+        (lambda key, ids: "Answer: 3", {"abstains"}, "cannot begin"),
         (one_step, EVERY - {"two steps", "corrects a call"}, "two steps"),
     ],
 )

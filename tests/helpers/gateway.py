@@ -85,13 +85,11 @@ def world_of(
     given = {name: more.pop(name) for name in ("token", "keep_alive") if name in more}
     limits = Limits(**{"max_tokens": policy.context_length, "max_new_tokens": 2000, **more})
 
-    def make(key: str) -> Session:
-        return Session(key, chat, policy, Sampling(), limits)
-
     def ended(session: Session, trace: Trace, reward: float | None) -> None:
         world.traces[session.key], world.rewards[session.key] = trace, reward
 
-    world = World(Gateway(Sessions(make, ended), OneModel(policy, MODEL), chat, **given), policy)
+    sessions = Sessions(lambda key: Session(key, chat, policy, Sampling(), limits), ended)
+    world = World(Gateway(sessions, OneModel(policy, MODEL), chat, **given), policy)
     return world
 
 

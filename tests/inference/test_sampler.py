@@ -77,10 +77,12 @@ async def test_a_policy_samples_as_configured() -> None:
     model, ids = tiny(), prompts()[0]
     policy = policy_of(model)
 
-    def begin(out: tuple[int, ...]) -> list[int] | None:
-        return [[9], [4]][len(out)] if len(out) < 2 else None
-
-    said = await policy.generate("a", ids, Sampling(temperature=0, max_new_tokens=6, allow=begin))
+    begun = Sampling(
+        temperature=0,
+        max_new_tokens=6,
+        allow=lambda out: [[9], [4]][len(out)] if len(out) < 2 else None,
+    )
+    said = await policy.generate("a", ids, begun)
     assert said.ids.tolist() == [9, 4, *greedy(model, [*ids, 9, 4], 4, None)[0]]
     assert said.forced is not None and said.forced.tolist() == [
         True,

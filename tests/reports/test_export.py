@@ -117,10 +117,7 @@ def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_pat
     assert write_lines(export_lines(store, ["e0", "e1"]), out) == 2
     lines = out.read_text(encoding="utf-8").splitlines()
 
-    def no_constants(text: str) -> None:
-        raise AssertionError(text)
-
-    first, second = (json.loads(line, parse_constant=no_constants) for line in lines)
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
     assert (first["id"], first["outcome"], first["reward"], first["masked"]) == (
         "e0",
         "failed",

@@ -55,10 +55,6 @@ def make_env(task):
 )
 
 
-def slow(folder: Path, delay: float = 0.0) -> Path:
-    return write_pack(folder, code=SLOW.replace("DELAY", str(delay)))
-
-
 def teacher_forced(
     weights: torch.nn.Module, ids: Sequence[int], start: int
 ) -> np.ndarray[Any, Any]:
@@ -142,7 +138,7 @@ async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
 
 
 async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
-    slow(tmp_path, 0.02)
+    write_pack(tmp_path, code=SLOW.replace("DELAY", "0.02"))
     sections: dict[str, Any] = {
         "adapter": {"enabled": True, "r": 2},
         "train": {"steps": 4, "lr": 1e-2},

@@ -45,7 +45,12 @@ async def test_only_what_others_take_of_the_processor_does_not_count(busy: None)
     async with await open_sandbox(workers=1, wall=0.5, cpu=5.0) as sandbox:
         session = await sandbox.session()
         program = COMPUTE.format(seconds=0.3) + "print('done')"
-        for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.3))):
+        # A session's process has used CPU time before.
+        spent = (
+            "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+        )
+        cell = f"x = 1\n{spent}\nprint('done')"
+        for result in (await session.run(program), await session.cell(cell)):
             assert (result.status, result.stdout) == (Status.OK, "done\n"), result
         assert (await session.cell("print(x)")).stdout == "1\n"
         slow = "import time\ndef f(n):\n    end = time.process_time() + 0.3\n"
@@ -56,8 +61,3 @@ async def test_only_what_others_take_of_the_processor_does_not_count(busy: None)
         for code in ("import time\ntime.sleep(3600)", "while True: pass"):
             result = await session.run(code, wall=0.3)
             assert result.status is Status.TIMEOUT, result
-
-
-def in_cell(seconds: float) -> str:
-    """Code for a session's process, which has used CPU time before."""
-    return f"import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nprint('done')"

@@ -22,7 +22,6 @@ from agentrl_cli.plugins.prompts.search import (
     propose,
     score,
 )
-from agentrl_cli.types import Episode
 
 T = TypeVar("T")
 
@@ -106,15 +105,13 @@ async def _child(
     """Return a critique of the parent's attempts, and the edit that follows it."""
     name = rng.choice(sorted(parent))
     episodes = await given.evaluate(parent, tasks)
-    critique = await given.ask(
-        CRITIQUE.format(text=parent[name], attempts="\n\n".join(map(_attempt, episodes)))
+    attempts = (
+        "\n".join(f"{part}: {text}" for part, text in feedback(episode).items())
+        for episode in episodes
     )
+    critique = await given.ask(CRITIQUE.format(text=parent[name], attempts="\n\n".join(attempts)))
     edit = EDIT.format(text=parent[name], critique=critique if critique.strip() else "(nothing)")
     return await propose(given, parent, name, edit, block)
-
-
-def _attempt(episode: Episode) -> str:
-    return "\n".join(f"{name}: {text}" for name, text in feedback(episode).items())
 
 
 def block(answer: str) -> str:

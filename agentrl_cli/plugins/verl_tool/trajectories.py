@@ -193,9 +193,8 @@ class Trajectories:
                 del self._live[trajectory]
                 await live.env.close()
             raise
-        if self._live.get(trajectory) is not live:  # released meanwhile
-            return await self._ready(trajectory)
-        return live
+        released = self._live.get(trajectory) is not live
+        return await self._ready(trajectory) if released else live
 
     async def _start(self, env: ToolEnv, task: Task) -> None:
         """Creates the tools' states, then replays the journal."""

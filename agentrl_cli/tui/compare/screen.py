@@ -127,7 +127,12 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
         lines += chart(title, curve, min(width, 100), 5, unit=True, others=[dim])
         lines.append(Text(""))
     tables: tuple[tuple[str, Sequence[Any], int, Callable[[Any], str]], ...] = (
-        ("SETTINGS", found.settings, 6, _cell),
+        (
+            "SETTINGS",
+            found.settings,
+            6,
+            lambda value: clip("-" if value is None else str(value), 19),
+        ),
         ("METRICS, last 10 steps", found.metrics, 8, short),
         ("EVALUATIONS", found.evals, len(found.evals), _rate),
     )
@@ -137,10 +142,6 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
         cells = ((keep_end(name, 32), cell(a), cell(b)) for name, a, b in shown)
         lines += [Text(clip(f" {pad(name, 33)}{a:>20}{b:>20}", width)) for name, a, b in cells]
     return lines
-
-
-def _cell(value: object) -> str:
-    return clip("-" if value is None else str(value), 19)
 
 
 def _rate(row: EvalRow | None) -> str:

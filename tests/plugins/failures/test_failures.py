@@ -103,10 +103,7 @@ def test_a_call_that_reached_no_tool_is_not_what_is_right() -> None:
 
 
 def test_the_cost_grows_with_the_number_of_attempts() -> None:
-    def work(size: int) -> None:
-        assert find_modes(make(random.Random(0), size)[0])
-
-    assert exponent(work, 250) < 1.3
+    assert exponent(lambda size: find_modes(make(random.Random(0), size)[0]), 250) < 1.3
 
 
 def test_the_course_and_the_recovery_are_counted_by_hand() -> None:

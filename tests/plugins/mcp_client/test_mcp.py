@@ -236,8 +236,8 @@ async def test_chosen_tools_under_a_prefix_and_from_a_file_of_servers(folder: Pa
     chosen = {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["add"]}
     entry = {"config": {"type": "mcp"}, "mcp": chosen}
     assert [tool.name for tool in load_tools([entry], folder)] == ["add"]
-    same = {"mcp": {"a": stub("other", tools=["add"], session="episode")}}
-    ctx, both = ToolContext(), load_tools([{"mcp": {"a": given["a"]}}, same], folder)
+    entries = [{"mcp": {"a": server}} for server in (given["a"], stub("other", tools=["add"]))]
+    ctx, both = ToolContext(), load_tools(entries, folder)
     states = [await tool.create(ctx) for tool in both]
     assert states[0] is not states[1], "servers of one name in two entries are two"
     for tool, state in zip(both, states, strict=True):

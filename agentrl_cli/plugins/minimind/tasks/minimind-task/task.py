@@ -99,13 +99,9 @@ def generate(seed: int) -> Iterator[Row]:
                 {"role": "user", "content": question},
                 {"role": "assistant", "content": ""},
             ],
-            "gt": [str(_answer(name, arguments)) for name, arguments in calls],
+            "gt": [str(MOCK_RESULTS[name](arguments)["result"]) for name, arguments in calls],
             "calls": [{"name": name, "arguments": arguments} for name, arguments in calls],
         }
-
-
-def _answer(name: str, arguments: dict[str, Any]) -> Any:
-    return MOCK_RESULTS[name](arguments)["result"]
 
 
 def build() -> dict[str, list[Row]]:
