@@ -140,8 +140,7 @@ def command(
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
 
     Both get the same tasks and seeds. An interrupted evaluation resumes where it stopped. Exits with 4 if --fail-under
-    is not met. Models and endpoints are evaluated instead, side by side and each pair with its test; one beside a
-    checkpoint takes the place of its base.
+    is not met. Models that are named are evaluated side by side instead, one beside a checkpoint in place of its base.
     --bench evaluates models on a named set of packs, without a project.
 
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
@@ -164,12 +163,10 @@ def command(
         if bench is not None:
             return _run_bench(bench, flags, models, attempts, work, svg, as_json)
         context = work.open(flags)
-        beside = models.checkpoint or models.run
-        if beside and len(models.several) == 1 and models.compare_to is None:
+        if len(models.several) == 1 and (models.checkpoint or models.run) and not models.compare_to:
             models = replace(models, compare_to=models.several[0], model=None, endpoint=None)
-        plan, results = _evaluate_all(
-            context, models, models.several, attempts, attempts.split or ()
-        )
+        splits = attempts.split or ()
+        plan, results = _evaluate_all(context, models, attempts, splits, models.several)
         if svg is not None:
             shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
             write_svg(svg, shares, results)
@@ -179,9 +176,9 @@ def command(
 def _evaluate_all(
     context: Context,
     models: CandidateOptions,
-    several: tuple[str | None, ...],
     attempts: AttemptOptions,
     splits: Sequence[str],
+    several: tuple[str | None, ...],
 ) -> tuple[Plan, list[EvalResult]]:
     """Evaluate each candidate in turn; everything that can be wrong with one is found before."""
     from agentrl_cli.evaluate.plan import Request, make_plan
@@ -295,7 +292,10 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     rows = [
         [f"pass@{k}", *(interval(one.pass_at[k]) for one in scores)] for k in range(1, last.k + 1)
     ]
-    rows += [[name, *(_mean(getattr(one, key)) for one in scores)] for name, key in _MEANS.items()]
+    rows += [
+        [name, *(f"{getattr(one, key):.3f}".replace("nan", "-") for one in scores)]
+        for name, key in _MEANS.items()
+    ]
     if any(one.errors for one in scores):
         rows.append(["errors, excluded", *(str(sum(one.errors.values())) for one in scores)])
     heads = [result.name for result in results]
@@ -312,10 +312,6 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     ]
     print_rows(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows)
     echo()
-
-
-def _mean(value: float) -> str:
-    return "-" if value != value else f"{value:.3f}"  # NaN is not itself
 
 
 def _print_comparison(found: Comparison, *, alone: bool, pack: str = "") -> None:
@@ -369,7 +365,7 @@ def _run_bench(
     for pack, splits in BENCHES[name].items():
         context = work.open({**flags, "task.packs": [pack]}, required=False)
         narrate(f"{pack}: {', '.join(splits)}")
-        _, results = _evaluate_all(context, models, models.several or (None,), attempts, splits)
+        _, results = _evaluate_all(context, models, attempts, splits, models.several or (None,))
         for split in results[0].splits:
             rows.append((pack, split, [result.scores[split].pass_at[1] for result in results]))
             tests += [(pack, compare(*pair, split)) for pair in combinations(results, 2)]

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from agentrl_cli.store import RunRow, Store
 
 
+StepOption = Annotated[
+    int | None, typer.Option("--step", min=0, max=2**62, help="With --time: a run's step.")
+]
+
+
 def command(
     name: Annotated[
         str | None,
@@ -30,10 +35,7 @@ def command(
     time: Annotated[
         bool, typer.Option("--time", help="Where the time goes, and a setting for it.")
     ] = False,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, max=2**62, help="With --time: a run's step."),
-    ] = None,
+    step: StepOption = None,
     words: Annotated[
         bool,
         typer.Option(
