@@ -163,8 +163,10 @@ def command(
         if bench is not None:
             return _run_bench(bench, flags, models, attempts, work, svg, as_json)
         context = work.open(flags)
-        if len(models.several) == 1 and (models.checkpoint or models.run) and not models.compare_to:
-            models = replace(models, compare_to=models.several[0], model=None, endpoint=None)
+        beside = bool(models.checkpoint or models.run)
+        if len(models.several) == 1 and beside != bool(models.compare_to):
+            place = {"compare_to" if beside else "checkpoint": models.several[0]}
+            models = replace(models, model=None, endpoint=None, **place)
         splits = attempts.split or ()
         plan, results = _evaluate_all(context, models, attempts, splits, models.several)
         if svg is not None:
