@@ -559,8 +559,10 @@ def test_eval_of_a_model_beside_a_training(project: Cli, tmp_path: Path) -> None
     with Store.open(tmp_path / "project" / "runs" / "agentrl.db") as store:
         run = store.runs.add(RunRow(id="", name="fox", started=1.0, step=1))
         store.runs.add_checkpoint(run.id, 1, tmp_path, {}, "last")
-    found = project.json("eval", "--model", "scripted")["results"]
-    assert [one["name"] for one in found] == ["scripted"], "not the training's"
+    for alone in ([], ["--compare-to", "none"]):
+        found = project.json("eval", "--model", "scripted", *alone)["results"]
+        assert [one["name"] for one in found] == ["scripted"], "not the training's"
+    project("eval", "--model", "scripted", "--compare-to", "tinny", code=2, said="tinny")
     for given in (["fox@last"], ["--run", "fox"]):  # the model is in the base's place
         project("eval", *given, "--model", "tinny", code=2, said="tinny")
 
