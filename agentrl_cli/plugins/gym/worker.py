@@ -132,7 +132,7 @@ class World:
         """Take an action; one that does not exist is refused and changes nothing."""
         try:
             action = self._action(arguments["action"])
-        except (LookupError, ValueError, TypeError):
+        except (LookupError, ValueError, TypeError, OverflowError):
             return f"Error: {arguments['action']!r:.60} is not an action. {self._ask}", False
         seen, reward, ended, cut, _ = self._env.step(action)
         self._total += float(reward)
@@ -150,7 +150,7 @@ class World:
         self._env.close()
 
     def _action(self, given: Any) -> Any:
-        """Return a member of the action space. Raises LookupError, ValueError, TypeError."""
+        """Return a member of the action space. Raises LookupError, ValueError, TypeError, OverflowError."""
         if self._names:
             return self._names[str(given)]
         import numpy

@@ -44,6 +44,11 @@ for name, options in (("FrozenLake-v1", {}), ("Taxi-v4", {}), ("Blackjack-v1", {
                 place = [row.replace("]", "").find("[") for row in board]
                 at = max(range(4), key=place.__getitem__)
                 same((4 * at + place[at], seen))
+world = worker("CartPole-v1").open(0)
+for space, ours in ((gymnasium.spaces.MultiDiscrete([3, 3]), [2**70, 0]), (gymnasium.spaces.MultiBinary(2), [300, 0]),
+                    (gymnasium.spaces.Box(-1, 1, (2,)), [10**400, 0]), (gymnasium.spaces.MultiDiscrete([3]), [1e999])):
+    world._space, world._names = space, {}
+    assert "is not an action" in world.call("act", {"action": ours})[0]
 """
 MINE = """
 import gymnasium
