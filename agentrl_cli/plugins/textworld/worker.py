@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,11 @@ class Challenge:
             yield {"id": f"{seed}", "prompt": text, "sample": seed}
 
     def open(self, sample: int) -> World:
-        """Return the game of a seed."""
-        return World(self._file(sample), self)
+        """Return the game of a seed, played where no file can be written: the model may say `save` and `script`."""
+        file = self._file(sample)
+        with tempfile.TemporaryDirectory() as place:
+            os.chdir(place)
+        return World(file, self)
 
     def _file(self, seed: int) -> str:
         """Return a game's file, generated if it is not there yet; one process does that."""
@@ -54,7 +58,8 @@ class Challenge:
 
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         known = "-".join(f"{key}={value}" for key, value in sorted(self.settings.items()))
-        folder = Path(base, "agentrl", "textworld", textworld.version.__version__, self.name, known)
+        version = textworld.version.__version__
+        folder = Path(base, "agentrl", "textworld", version, self.name, known).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         file, done = folder / f"{seed}.z8", folder / f"{seed}.done"
         with open(folder / f"{seed}.lock", "w") as lock:
@@ -79,8 +84,13 @@ class World:
         self.prompt = [{"role": "user", "content": self._text(False)}]
 
     def say(self, text: str) -> tuple[str, bool]:
-        """Give a command."""
-        self._state, _, over = self._env.step(text.strip().removeprefix(">").strip())
+        """Give a command: the first line.
+
+        The interpreter would read another line at the next turn, a backslash as a request to itself, without end, and
+        it fails at half of a character.
+        """
+        line = text.strip().removeprefix(">").strip().partition("\n")[0]
+        self._state, _, over = self._env.step(re.sub(r"[^ -\[\]-~]", "?", line))
         return self._text(bool(over)), bool(over)
 
     def reward(self) -> float:

@@ -33,6 +33,11 @@ for name, settings in games[:max(1, EPISODES // 25)]:  # each is compiled twice,
                 state, _, done = env.step(command)
                 text, over = world.say(command)
             world.close()
+world = worker("tw-simple").open(0)
+for said, answer in (("\\\\boxed{look}", "verb I recognise"), ("a" + "中文" * 100, "verb I rec"),
+                     ("look\\ninventory", "Bedroom"), ("examine antique trunk", "trunk"), ("save", "Save failed"),
+                     ("restore", "Restore failed")):
+    assert answer in world.say(said)[0], said
 """
 
 
