@@ -263,6 +263,8 @@ def check_calls(ours: Sequence[Any], theirs: Sequence[Any], contexts: Sequence[C
 def check_pass(ours: EvalResult, theirs: EvalResult) -> Check:
     """Compare pass@1 on the same tasks and seeds."""
     found, rate = compare(ours, theirs, theirs.splits[0]), theirs.score.pass_at[1]
+    if not found.tasks:
+        return Check("pass@1", None, "no task has attempts of both that could be graded")
     text = f"{_show(rate)} on {rate.n} tasks, {_show(found.difference, '+')} to the reference's"
     fault = "pass@1" if found.difference.high < 0 else ""
     lost = next((flip.episode_after for flip in reversed(found.flips) if fault), "")
