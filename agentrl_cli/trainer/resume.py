@@ -109,8 +109,8 @@ def _gets_on(db: Path, run_id: str, fault: str, narrate: Callable[[str], None]) 
     """Whether the run did a step since its last restart; notes this one."""
     with Store.open(db) as store:
         run = store.runs.get(run_id)
-        events = [e["data"] for e in store.journal.events(run_id) if e["kind"] == RESTARTED]
-        if events and run.step <= events[-1]["step"]:
+        last = store.journal.newest_event(run_id, RESTARTED)
+        if last is not None and run.step <= last["step"]:
             narrate(
                 f"{run.name}: the GPU failed again before step {run.step + 1} was done; not started again"
             )
