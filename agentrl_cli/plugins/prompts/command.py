@@ -41,7 +41,8 @@ def command(
         ),
     ] = None,
     fail_under: Annotated[
-        float | None, typer.Option(help="Exit 4 if the best solves less of the test tasks.")
+        float | None,
+        typer.Option(min=0, max=1, help="Exit 4 if the best solves less of the test tasks."),
     ] = None,
     as_json: JsonOption = False,
     *,
