@@ -131,7 +131,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         return _sqrt(base)
     if base == 0 and exponent < 0:
         raise CalculatorError("division by zero")
-    if exponent.denominator != 1:
+    if exponent.denominator != 1 and base not in {0, 1}:
         if base < 0:
             raise CalculatorError("a root of a negative number")
         return _inexact(lambda: float(base) ** float(exponent))
@@ -169,9 +169,12 @@ def _sqrt(value: Fraction) -> Fraction:
 
 def _inexact(function: Callable[[], float]) -> Fraction:
     try:
-        return Fraction(repr(function()))
-    except (OverflowError, ValueError) as error:
+        number = function()
+    except OverflowError as error:
         raise CalculatorError("the result is too large") from error
+    if number < 1e-300:  # a float below has fewer digits, or is 0
+        raise CalculatorError("the result is too close to 0")
+    return Fraction(repr(number))
 
 
 def _whole(value: Fraction, name: str) -> int:

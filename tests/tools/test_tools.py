@@ -232,6 +232,7 @@ async def test_examples_of_builtin_tools_work(name: str) -> None:
         ("22 / 7", "3.14285714285714"),
         ("sqrt(16) + sqrt(2.25)", "5.5"),
         ("4 ** 0.5", "2"),
+        ("0 ** 0.25 + 1 ** 0.3", "1"),
         ("round(2.675, 2)", "2.68"),
         ("max(1, 2.5, -3) * abs(-2)", "5"),
         ("gcd(12, 18) + lcm(4, 6) + factorial(5)", "138"),
@@ -281,6 +282,8 @@ def test_calculator_is_exact(expression: str, shown: str) -> None:
         ("1 if 1 else 2", "not arithmetic"),
         ("sqrt(1, 2)", "takes 1"),
         ("round(1, 10 ** 9)", "at most"),
+        ("0.5 ** 1500.5", "too close to 0"),
+        ("sqrt(2 ** -2001)", "too close to 0"),
     ],
 )
 def test_calculator_refuses(expression: str, reason: str) -> None:
