@@ -110,6 +110,7 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "swe/x:1": ("task.toml", b'[environment]\ndocker_image = "swe/x:1"'),
     "docker-compose.yaml": ("environment/docker-compose.yaml", b""),
     "COPY notes.txt /opt/x": ("environment/Dockerfile", b"COPY notes.txt /opt/x"),
+    "COPY --chmod=755 notes.txt x": ("environment/Dockerfile", b"COPY --chmod=755 notes.txt x"),
     "COPY notes.txt ../x": ("environment/Dockerfile", b"COPY notes.txt ../x"),
     "WORKDIR /app/sub": ("environment/Dockerfile", b"WORKDIR /app\nWORKDIR /app/sub\nCOPY notes.txt x"),
     "ENV A=1": ("environment/Dockerfile", b"FROM x\nenv A=1"),
