@@ -16,7 +16,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
 )
-from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.commands.options import SettingsOptions, refuse_idle
 from agentrl_cli.errors import ConfigError, nearest
 
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
@@ -93,6 +93,7 @@ def validate(
     """
     from agentrl_cli.config import load_config
 
+    refuse_idle("with the names of files", {"--project": files and project})
     try:
         if files:
             load_config(files)

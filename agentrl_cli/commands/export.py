@@ -98,6 +98,7 @@ def command(
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
     if format not in ("", "jsonl"):
         refuse_idle(f"with --format {format}", {"--no-tokens": not tokens})
+    refuse_idle("without --out", {"--force": force and out is None})
     with where.open() as store:
         ids = _choose(store, names or [], filter, where.run_id(store), group)
         count = _write_episodes(store, ids, out, format or "jsonl", (tokens, mask))

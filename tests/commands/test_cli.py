@@ -165,6 +165,8 @@ def test_config_show_validate_and_schema(project: Path, cli: Cli) -> None:
     assert changed.split() == ["train.lr", "0.5", "agentrl.yaml:2"]
     assert "train" in json.loads(cli("config", "schema"))["properties"]
     cli("config", "validate")
+    named = ("agentrl.yaml", "--project", ".")
+    cli("config", "validate", *named, code=2, said="--project does nothing with")
     (project / "agentrl.yaml").write_text("train:\n  stepz: 1\n")
     cli("config", "validate", code=2, said="agentrl.yaml:2: unknown key train.stepz")
 

@@ -225,6 +225,7 @@ REFUSED = {
     "export --no-tokens -o out.html": "with --format html",
     "export --report --group --no-tokens": "do nothing with --report",
     "export best -o .": "is a folder",
+    "export best --force": "--force does nothing without --out",
     "export grpo-07 --report --run x": "--run does nothing with",
     "export -f reward:>0.2 last": "cannot be combined",
     "export grpo-07": "agentrl export --report grpo-07",
