@@ -48,6 +48,13 @@ class ClusterConfig(Section):
         " as many times longer as this machine is slowed down by others",
     )
 
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        if "GPU" in resources:
+            raise ValueError("GPUs are those of cluster.worker_gpus: leave out GPU")
+        return resources
+
     @field_validator("kind")
     @classmethod
     def _check_kind(cls, kind: str) -> str:

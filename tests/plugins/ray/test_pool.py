@@ -394,6 +394,8 @@ def test_a_cluster_that_does_not_answer(address: str, said: str) -> None:
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"No kind of worker named 'procesess'\. Did you mean"):
         Config.model_validate({"cluster": {"kind": "procesess"}})
+    with pytest.raises(ValueError, match=r"cluster\.worker_gpus: leave out GPU"):
+        Config.model_validate({"cluster": {"resources": {"GPU": 1}}})
     given: dict[str, Any] = {"packs": ["calc-task", "a/../../other"]}
     outside = r"task\.packs names a/\.\./\.\./other, outside the project folder"
     with pytest.raises(ConfigError, match=outside):
