@@ -172,7 +172,8 @@ async def check_workers(
     try:
         async with contextlib.AsyncExitStack() as stack:
             parts = await stack.enter_async_context(open_parts(config, base))
-            loaded = load_policy(None, config, base=base)
+            store = stack.enter_context(Store.open(db, readonly=True)) if db.is_file() else None
+            loaded = load_policy(None, config, base=base, store=store)
             stack.push_async_callback(loaded.policy.close)
             opening = open_pool(config, base, loaded, parts.packs, same=False)
             pool = await stack.enter_async_context(opening)

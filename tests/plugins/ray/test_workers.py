@@ -177,6 +177,10 @@ async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
     *_, (name, status, detail, _) = await check_workers(config, tmp_path, tmp_path / "s.db", print)
     assert (name, status) == ("workers", "fail") and "missing.py" in detail
     assert not (tmp_path / "s.db").exists()
+    Store.open(tmp_path / "s.db").close()
+    config.hooks, config.model.name = [], "none@last"
+    *_, (*_, detail, _) = await check_workers(config, tmp_path, tmp_path / "s.db", print)
+    assert detail == "No run named 'none'."
 
 
 DRIVER = """
