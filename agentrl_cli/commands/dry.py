@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,11 +113,10 @@ class PlanOptions:
         """Return the context with settings that fit, each change printed."""
         with data_stdout():
             from agentrl_cli.models.device import quantises
-            from agentrl_cli.models.load import model_folder
             from agentrl_cli.trainer.memory_fit import changes, fit
 
             before = context.config
-            folder = model_folder(before.model.name, before.model, base=context.project)
+            folder = _model_folder(context)
             can = self.gpu_memory is not None or quantises(before.model)
             found, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
         narrate(f"{'fit':9}  {'; '.join(changes(before, found)) or 'nothing has to change'}")
@@ -133,12 +133,30 @@ class PlanOptions:
             from agentrl_cli.commands.budget import describe_budget, parse_time, plan_budget
 
             seconds = parse_time(self.budget or "")
+            from agentrl_cli.store.checkpoint_names import split_checkpoint
+
             narrate(f"{'budget':9}  {self.budget}: a probe of this machine, model and task …")
-            given = (context.config, context.sources, context.project, seconds)
+            config, name = context.config, context.config.model.name
+            if split_checkpoint(name) is not None:  # the probe has a store of its own
+                config = config.replace(model={"name": str(_model_folder(context))})
+            given = (config, context.sources, context.project, seconds)
             config, record = asyncio.run(plan_budget(*given))
+            config = config.replace(model={"name": name})
         for line in describe_budget(record):
             narrate(line)
         return dataclasses.replace(context, config=config), record
+
+
+def _model_folder(context: Context) -> Path:
+    """Return the folder of the model, which may be a checkpoint in the store."""
+    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.store import Store
+
+    config = context.config.model
+    with contextlib.ExitStack() as stack:
+        there = context.db.is_file()
+        store = stack.enter_context(Store.open(context.db, readonly=True)) if there else None
+        return model_folder(config.name, config, base=context.project, store=store)
 
 
 def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:
@@ -153,18 +171,13 @@ def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None
         from agentrl_cli.config.records import PolicySettings
         from agentrl_cli.learning.objective import check
         from agentrl_cli.models.device import check_trainable, pick_device
-        from agentrl_cli.models.load import model_folder
         from agentrl_cli.trainer.memory_plan import plan
 
         config = context.config
         check(config.algo)
         if planned.gpu_bytes is None:
             check_trainable(PolicySettings.of(config), pick_device(config.model.device))
-        found = plan(
-            config,
-            model_folder(config.model.name, config.model, base=context.project),
-            gpu_bytes=planned.gpu_bytes,
-        )
+        found = plan(config, _model_folder(context), gpu_bytes=planned.gpu_bytes)
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
         elif planned.verbose:

@@ -111,6 +111,9 @@ def test_the_choice_is_printed_stored_and_left_alone_by_a_resume(
     assert "train.steps" in record["kept"] and run.config["train"]["heal"] is True
     code, said = spawn(project, "train", "--resume", "last", "--budget", "10m")
     assert code == 2 and "--budget is for a new run" in said
+    for more in (["--fit"], ["--budget", "10m", *here]):  # the checkpoint is in the store
+        code, said = spawn(project, "train", "--model", f"{run.name}@last", "--dry-run", *more)
+        assert code == 0, said
     assert spawn(project, "train", "--resume", "last", "--steps", "3")[0] == 0
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         after = json.dumps(only_run(store).config).replace('"steps": 3', '"steps": 2')
