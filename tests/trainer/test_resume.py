@@ -11,7 +11,7 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, PolicyError, device_fault
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.trainer.resume import resumed_config
+from agentrl_cli.trainer.resume import RESTARTED, _gets_on, resumed_config
 from agentrl_cli.types import Outcome
 from tests.helpers.train import as_bytes, episodes_of, spawn, spawn_well, write_project
 
@@ -303,3 +303,11 @@ def test_what_is_such_a_fault() -> None:
         "HIPPO error: none",
     ):
         assert not device_fault(RuntimeError(other))
+
+
+def test_a_restart_is_remembered_whatever_came_after_it(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow(id="r", name="r", step=3))
+        for kind in (RESTARTED, *["note"] * 1000):
+            store.journal.add_event("r", kind, {"step": 3})
+    assert not _gets_on(tmp_path / "a.db", "r", "a fault", print)

@@ -13,10 +13,12 @@ import torch
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.evaluate import Attempt, EvalResult
 from agentrl_cli.plugins.certify.replay import (
     KNOTS,
     Context,
     answers,
+    check_pass,
     check_template,
     check_tokens,
     gap,
@@ -25,7 +27,7 @@ from agentrl_cli.plugins.certify.replay import (
 )
 from agentrl_cli.plugins.certify.subjects import Here, LlamaPolicy, subject_of
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.types import Sampling
+from agentrl_cli.types import Outcome, Sampling
 from benchmarks.certify import CASES, double
 from tests.helpers.cli import Cli
 from tests.helpers.remote import server
@@ -85,6 +87,12 @@ def test_a_planted_fault_is_named_with_a_number_and_an_episode(
     if fault == "tokenizer":  # the others' text is made of the same fields
         again = (fault, f"agentrl replay {found[0]['episode']}")
         assert said["verdict"] in cli("certify", "last", str(target), *FEW, code=4, said=again)
+
+
+def test_pass_at_1_of_nothing_that_was_graded_is_unknown() -> None:
+    lost = Attempt("t", "p", "", "test", 0, "e", Outcome.ENV_ERROR, None, 0, 0, 0)
+    one = EvalResult("m", 1, 0, 1.0, True, (lost,))
+    assert check_pass(one, one).ok is None
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
