@@ -133,15 +133,12 @@ class PlanOptions:
             from agentrl_cli.commands.budget import describe_budget, parse_time, plan_budget
 
             seconds = parse_time(self.budget or "")
-            from agentrl_cli.store.checkpoint_names import split_checkpoint
-
             narrate(f"{'budget':9}  {self.budget}: a probe of this machine, model and task …")
-            config, name = context.config, context.config.model.name
-            if split_checkpoint(name) is not None:  # the probe has a store of its own
-                config = config.replace(model={"name": str(_model_folder(context))})
-            given = (config, context.sources, context.project, seconds)
+            # the probe has a store of its own, without a checkpoint that the name may mean
+            probed = context.config.replace(model={"name": str(_model_folder(context))})
+            given = (probed, context.sources, context.project, seconds)
             config, record = asyncio.run(plan_budget(*given))
-            config = config.replace(model={"name": name})
+            config = config.replace(model={"name": context.config.model.name})
         for line in describe_budget(record):
             narrate(line)
         return dataclasses.replace(context, config=config), record

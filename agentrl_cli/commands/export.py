@@ -98,7 +98,6 @@ def command(
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
     if format not in ("", "jsonl"):
         refuse_idle(f"with --format {format}", {"--no-tokens": not tokens})
-    refuse_idle("without --out", {"--force": force and out is None})
     with where.open() as store:
         ids = _choose(store, names or [], filter, where.run_id(store), group)
         count = _write_episodes(store, ids, out, format or "jsonl", (tokens, mask))
@@ -131,6 +130,7 @@ def _check_options(
         raise UsageError(f"{out} is a folder.", hint="Name a file in it.")
     if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
+    refuse_idle("without --out", {"--force": force and out is None and not report})
     page = not format and not report and out is not None and out.suffix.lower() in (".html", ".htm")
     return "html" if page else format
 

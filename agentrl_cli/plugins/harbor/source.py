@@ -109,7 +109,11 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
             given = json.loads(" ".join(given)) if given[:1] and given[0][0] == "[" else given
             *sources, last = given
             target = PurePosixPath(root, last)
-            if re.search("--(from|chmod)=", rest) or ".." in target.parts or not target.is_relative_to(root):
+            if (
+                re.search("--(from|chmod)=", rest)
+                or ".." in target.parts
+                or not target.is_relative_to(root)
+            ):
                 raise DataError(whole)
             inside = target.relative_to(root)
             many = last.endswith("/") or not inside.parts or len(sources) > 1

@@ -58,8 +58,7 @@ class Challenge:
 
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         known = "-".join(f"{key}={value}" for key, value in sorted(self.settings.items()))
-        version = textworld.version.__version__
-        folder = Path(base, "agentrl", "textworld", version, self.name, known).absolute()
+        folder = Path(base, "agentrl", "textworld", textworld.version.__version__, self.name, known)
         folder.mkdir(parents=True, exist_ok=True)
         file, done = folder / f"{seed}.z8", folder / f"{seed}.done"
         with open(folder / f"{seed}.lock", "w") as lock:
@@ -69,7 +68,7 @@ class Challenge:
                 options.seeds, options.path, options.force_recompile = seed, str(file), True
                 compile_game(self._make(self.settings, options), options)
                 done.touch()
-        return str(file)
+        return str(file.absolute())
 
 
 class World:
