@@ -51,20 +51,6 @@ def test_no_configuration(tmp_path: Path, cli: Cli, command: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("train: {learning_rat: 1}", "train.learning_rat"),
-        ("train: {steps: -3}", "train.steps"),
-        ("train: [", "agentrl.yaml"),
-    ],
-)
-def test_a_key_or_value_that_cannot_be(project: Path, cli: Cli, text: str, said: str) -> None:
-    (project / "agentrl.yaml").write_text(text)
-    cli("train", code=2, said=said)
-    assert not (project / "runs").exists()
-
-
 # --- models ----------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,24 +201,6 @@ def test_json_is_plain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     row = json.loads(capsys.readouterr().out)
     assert row["part"]["value"] == 0.5 and row["path"] == str(tmp_path) and row["n"] == 1.5
     assert row["bad"] is None and row["t"] == [1]
-
-
-def test_ctrl_c_is_130() -> None:
-    code = (
-        "import sys, time\n"
-        "from agentrl_cli.commands import commands, main\n"
-        "def wait() -> None:\n    print('on', flush=True)\n    time.sleep(30)\n"
-        "commands()['wait'] = ('Run', '__main__:wait', '')\n"
-        "sys.exit(main(['wait']))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=ROOT, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "on\n"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in err
 
 
 def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, cli: Cli) -> None:

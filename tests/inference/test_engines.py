@@ -49,14 +49,6 @@ def test_in_sixteen_bits_a_difference_is_that_of_tokens_that_would_be_drawn() ->
     assert logp_difference(wanted * torch.nan, wanted, torch.bfloat16) == torch.inf
 
 
-def with_lora(model: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(
-        model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    ).eval()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
     policy = await check_against_generate(tiny(kind), runner=ModelRunner)
@@ -69,7 +61,10 @@ async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 async def test_an_adapter_and_a_preemption(kind: str) -> None:
-    model = with_lora(tiny(kind))
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    model: Any = get_peft_model(tiny(kind), lora).eval()
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     block = BLOCK * 2 * 2 * 2 * dim * 4
