@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,15 +144,9 @@ class PlanOptions:
 
 
 def _model_folder(context: Context) -> Path:
-    """Return the folder of the model, which may be a checkpoint in the store."""
-    from agentrl_cli.models.load import model_folder
-    from agentrl_cli.store import Store
+    from agentrl_cli.models.load import configured_folder
 
-    config = context.config.model
-    with contextlib.ExitStack() as stack:
-        there = context.db.is_file()
-        store = stack.enter_context(Store.open(context.db, readonly=True)) if there else None
-        return model_folder(config.name, config, base=context.project, store=store)
+    return configured_folder(context.config.model, context.project, context.db)
 
 
 def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:

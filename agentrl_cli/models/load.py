@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -62,6 +63,12 @@ def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | N
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
     return _require_model(_download(name, config))
+
+
+def configured_folder(config: ModelConfig, base: Path, db: Path) -> Path:
+    """Return the folder of the model that the settings name, which may be a checkpoint in the store at `db`."""
+    with Store.open(db, readonly=True) if db.is_file() else nullcontext() as store:
+        return model_folder(config.name, config, base=base, store=store)
 
 
 def is_hub_id(name: str, base: Path) -> bool:

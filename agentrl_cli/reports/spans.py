@@ -159,7 +159,8 @@ def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
     row = next((row for row in rows if "time/step" in row), None)
     if row is None:
         raise NotFound(
-            f"{run.name} has no finished step {number}.", hint=f"Its last is {run.step}."
+            f"{run.name} has no finished step {number or 1}.",
+            hint=f"Its last is {run.step}." if run.step else "It has none yet.",
         )
     began, end = float(row["at"]) - row["time/step"], float(row["time/step"])
     sampled = float(row.get("time/rollout", end))

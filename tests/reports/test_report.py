@@ -16,6 +16,7 @@ from rich.cells import cell_len
 
 from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
+from agentrl_cli.errors import NotFound
 from agentrl_cli.registry.plugins import spread_settings
 from agentrl_cli.reports.html import page_object, push_step
 from agentrl_cli.reports.legend import LEGEND, RULES_TITLE, find_words
@@ -437,7 +438,11 @@ def test_a_step_names_the_setting_that_shortens_it(
 ) -> None:
     fill(tmp_path / "a.db", rollout, update, config, **more)
     with Store.open(tmp_path / "a.db", readonly=True) as store:
-        found = of_step(store, store.runs.get("run"))
+        run = store.runs.get("run")
+        found = of_step(store, run)
+        with pytest.raises(NotFound, match="no finished step 1") as caught:
+            of_step(store, replace(run, id="other", step=0))
+    assert caught.value.hint == "It has none yet."
     assert found.totals == {"sampling": 20.0, "grading": 8.0, "waiting": 6.0, "tool": 6.0}
     assert found.seconds == rollout + update
     assert advice in found.advice and setting in found.command

@@ -68,9 +68,9 @@ def start(
 
 async def _serve(context: Context, port: int) -> None:
     """Serve until a signal comes; the server ends with it, also one that has not started yet."""
-    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.models.load import configured_folder
 
-    folder = model_folder(context.config.model.name, context.config.model, base=context.project)
+    folder = configured_folder(context.config.model, context.project, context.db)
     serving = asyncio.ensure_future(_run(context, folder, port))
     stopping = asyncio.ensure_future(stop_event().wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
