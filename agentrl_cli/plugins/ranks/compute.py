@@ -172,8 +172,7 @@ class Lead:
         self.local = local
         self.ranks = local.ranks
         self._fault = fault
-        with self._together():
-            self.ranks.send("share")
+        with self._together("share"):
             local.share()
 
     @property
@@ -204,27 +203,23 @@ class Lead:
 
     def state(self) -> dict[str, Any]:
         """Return the state of one process, whatever the number of ranks."""
-        with self._together():
-            self.ranks.send("state")
+        with self._together("state"):
             return self.local.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue everywhere from what `state` returned and from the weights that rank 0 has."""
         self.local.require_fit(state)
-        with self._together():
-            self.ranks.send("share")
+        with self._together("share"):
             self.local.share(
                 {name: state[name] for name in ("optimizer", "critic") if name in state}
             )
 
     def begin(self, lr: float) -> None:
-        with self._together():
-            self.ranks.send("begin", lr, int(torch.randint(2**31, ())))
+        with self._together("begin", lr, int(torch.randint(2**31, ()))):
             self.local.begin(lr)
 
     def end(self) -> None:
-        with self._together():
-            self.ranks.send("end")
+        with self._together("end"):
             self.local.end()
 
     def forward(
@@ -236,17 +231,15 @@ class Lead:
         entropy: bool = False,
     ) -> list[TokenScores]:
         """Compute as `Compute.forward` does, the micro-batches spread over the ranks."""
-        with self._together():
-            wanted: dict[str, Any] = {"under": under, "values": values, "entropy": entropy}
-            self.ranks.send("forward", wanted)
+        wanted: dict[str, Any] = {"under": under, "values": values, "entropy": entropy}
+        with self._together("forward", wanted):
             parts, order = deal_batches(batches, self.ranks.size, even=self.local.spread)
             own = self.local.forward(self.ranks.deal(parts), **wanted)
             return _in_order(self.ranks.collect(own), order)
 
     def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
         """Step as `Compute.step` does, the micro-batches spread over the ranks."""
-        with self._together():
-            self.ranks.send("step", spec)
+        with self._together("step", spec):
             parts, places = deal_batches(batches, self.ranks.size, even=self.local.spread)
             own = self.local.step(self.ranks.deal(parts), spec)
             all_ = self.ranks.collect(own)
@@ -257,8 +250,10 @@ class Lead:
         return replace(own, metrics=metrics, tokens=_in_order([one.tokens for one in all_], places))
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self, *call: Any) -> Iterator[None]:
+        """Let the other ranks make a call, which the block makes here."""
         try:
+            self.ranks.send(*call)
             yield
         except RuntimeError as error:  # how torch reports a lost connection, and much else
             fault = self._fault(3.0)
