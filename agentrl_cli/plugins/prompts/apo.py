@@ -11,19 +11,18 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from agentrl_cli.plugins.prompts.search import (
     BudgetSpent,
     Parts,
-    Trials,
+    Search,
     feedback,
     id_of,
     propose,
     score,
 )
-
-T = TypeVar("T")
+from agentrl_cli.types import Task
 
 CRITIQUE = """\
 A language model follows these instructions:
@@ -63,7 +62,7 @@ class Beam:
 
 
 async def search(
-    given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], **sizes: Any
+    given: Search, first: Parts, train: Sequence[Task], validation: Sequence[Task], **sizes: Any
 ) -> Parts:
     """Return the best candidate, when the rounds or the budget are at their end; `sizes`: fields of Beam."""
     size = Beam(**sizes)
@@ -100,7 +99,7 @@ async def search(
 
 
 async def _child(
-    given: Trials[T], parent: Parts, tasks: Sequence[T], rng: random.Random
+    given: Search, parent: Parts, tasks: Sequence[Task], rng: random.Random
 ) -> Parts | None:
     """Return a critique of the parent's attempts, and the edit that follows it."""
     name = rng.choice(sorted(parent))
@@ -125,7 +124,7 @@ def block(answer: str) -> str:
     return (body if newline and " " not in head.strip() else text).strip()
 
 
-def _batches(tasks: Sequence[T], count: int, rng: random.Random) -> Iterator[list[T]]:
+def _batches(tasks: Sequence[Task], count: int, rng: random.Random) -> Iterator[list[Task]]:
     """Batches of the tasks in a new order each time round, for ever."""
     while True:
         order = list(tasks)

@@ -1,5 +1,8 @@
 """The base of both searches: candidates as rows, evaluations as episodes, a budget, a reflection model.
 
+APO takes anything that has `Search`'s `seed`, `stronger`, `useless`, `narrate`, `add`, `ask`, `edit`, `evaluate` and
+`keep_score`, whatever its tasks are: another plugin searches with it over trials of its own.
+
 A search is a function of its seed and of what evaluations and reflections answer, and both are in the store. So one
 that was killed is run again from its start, and its earlier results come from rows, at no cost.
 """
@@ -11,7 +14,6 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
 
 from agentrl_cli.errors import RunFailed
 from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
@@ -23,7 +25,6 @@ from agentrl_cli.tasks.texts import explain_loss, with_parts
 from agentrl_cli.types import Episode, Task
 from agentrl_cli.types.content import content_text
 
-T_contra = TypeVar("T_contra", contravariant=True)
 Parts = dict[str, str]
 Reflect = Callable[[str], Awaitable[str]]
 """A prompt to the reflection model's answer."""
@@ -47,36 +48,8 @@ def id_of(parts: Mapping[str, str]) -> str:
     ).hexdigest()
 
 
-class Trials(Protocol[T_contra]):
-    """The surroundings of a search by reflection: candidates, a reflection model, and evaluations."""
-
-    seed: int
-    stronger: str
-    """Advice to the user about a reflection model that gives no usable text."""
-    useless: int
-    """Answers in a row that had no usable text."""
-
-    def narrate(self, text: str, /) -> None:
-        """Report a line to people."""
-
-    def add(self, parts: Parts, parent: Parts | None) -> None:
-        """Keep a candidate."""
-
-    async def ask(self, prompt: str) -> str:
-        """Return the answer of the model that reads attempts."""
-
-    async def edit(self, prompt: str) -> str:
-        """Return the answer of the model that writes texts."""
-
-    async def evaluate(self, parts: Parts, tasks: Sequence[T_contra]) -> list[Episode]:
-        """Return one episode of a candidate at each task. Raises BudgetSpent, RunFailed."""
-
-    def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
-        """Keep and return a candidate's mean on a set of tasks."""
-
-
 async def propose(
-    given: Trials[Any], parent: Parts, name: str, prompt: str, read: Callable[[str], str]
+    given: Search, parent: Parts, name: str, prompt: str, read: Callable[[str], str]
 ) -> Parts | None:
     """Return a child of a candidate with another text of one part, by the reflection model.
 
@@ -117,7 +90,9 @@ class Search:
     origin: str
     narrate: Callable[[str], None] = lambda text: None
     stronger: str = "Name a stronger one with --reflect-with. What was found so far is kept."
+    """Advice to the user about a reflection model that gives no usable text."""
     useless: int = 0
+    """Answers in a row that had no usable text."""
     spent: int = 0
     asked: int = 0
     """Requests to the reflection model, those of an earlier process included."""
@@ -159,9 +134,8 @@ class Search:
             self.store.flush()
         return self._answers[key]
 
-    async def edit(self, prompt: str) -> str:
-        """Return the same model's answer."""
-        return await self.ask(prompt)
+    edit = ask
+    """Asks the model that writes texts: the same one."""
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
