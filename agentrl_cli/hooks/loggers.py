@@ -147,6 +147,35 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def nest(given: Mapping[str, Any], *, gaps: bool = False) -> dict[str, Any] | list[Any]:
+    """Return values under dotted keys as nested ones, and those under 0, 1, 2 … as a list: the inverse of `flat`.
+
+    `gaps`: other numbers make a list, too, in their order.
+    """
+    root: dict[str, Any] = {}
+    for key, value in given.items():
+        *path, leaf = key.split(".")
+        place = root
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[leaf] = value
+    found: dict[str, Any] | list[Any] = _with_lists(root, gaps)
+    return found
+
+
+def _with_lists(node: Any, gaps: bool) -> Any:
+    if not isinstance(node, dict) or not node:
+        return node
+    inner = {key: _with_lists(value, gaps) for key, value in node.items()}
+    if not all(key.isdecimal() for key in inner):
+        return inner
+    keys = sorted(inner, key=int)
+    listed = gaps or keys == [str(index) for index in range(len(keys))]
+    return [inner[key] for key in keys] if listed else inner
+
+
 class JsonlLogger(Hook):
     """Appends to `path`, or to metrics.jsonl in the folder of the run (`run.dir`); without either it writes nothing."""
 

@@ -24,7 +24,7 @@ from agentrl_cli.errors import ConfigError, EnvError, NotFound, StoreError
 from agentrl_cli.evaluate import EvalResult
 from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
-from agentrl_cli.hooks.loggers import Logger, finite, flat
+from agentrl_cli.hooks.loggers import Logger, finite, flat, nest
 from agentrl_cli.hooks.waits import Watchman, waiting, waits
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
@@ -389,6 +389,10 @@ def test_numbers_and_flat_settings() -> None:
         "seed": 3,
         "rewards": {},
     }
+    assert nest(flat(RUN.config)) == RUN.config
+    given: dict[str, object] = {"a.2.x": 1, "a.10": 2, "b.1": 3, "b.0": 4, "c": 5, "c.d": 6}
+    assert nest(given) == {"a": {"2": {"x": 1}, "10": 2}, "b": [4, 3], "c": {"d": 6}}
+    assert nest(given, gaps=True) == {"a": [{"x": 1}, 2], "b": [4, 3], "c": {"d": 6}}
 
 
 class Broken(Logger):

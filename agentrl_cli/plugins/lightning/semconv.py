@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agentrl_cli.hooks.loggers import nest
+
 T = TypeVar("T", int, bool)
 AGENTLIGHTNING = "agentlightning"
 AGL_ANNOTATION = "agentlightning.annotation"
@@ -177,26 +179,7 @@ def flatten_attributes(
 
 def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
     """Return the inverse: dotted keys as nested values; keys 0, 1, 2 … make a list."""
-    root: dict[str, Any] = {}
-    for key, value in flat_data.items():
-        *path, leaf = key.split(".")
-        place = root
-        for part in path:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[leaf] = value
-
-    def lists(node: Any) -> Any:
-        if not isinstance(node, dict) or not node:
-            return node
-        inner = {key: lists(value) for key, value in node.items()}
-        if set(inner) == {str(index) for index in range(len(inner))}:
-            return [inner[str(index)] for index in range(len(inner))]
-        return inner
-
-    found: dict[str, Any] | list[Any] = lists(root)
-    return found
+    return nest(flat_data)
 
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:

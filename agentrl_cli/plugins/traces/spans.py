@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.hooks.loggers import flat
+from agentrl_cli.hooks.loggers import flat, nest
 from agentrl_cli.plugins.traces.atif_read import stamp
 from agentrl_cli.plugins.traces.messages import answer_of, messages_in
 from agentrl_cli.plugins.traces.trace import Note, Said, Trace, number_in
@@ -189,28 +189,12 @@ def _collect_list(flat: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
         if name in flat:
             return flat[name]
-        rows: dict[int, Any] = {}
-        for key, value in flat.items():
-            parts = key.removeprefix(f"{name}.").split(".")
-            if key.startswith(f"{name}.") and parts[0].isdigit():
-                place = rows.setdefault(int(parts[0]), {})
-                for part in parts[1:-1]:
-                    place = place.setdefault(part, {})
-                place[parts[-1]] = value
+        start = f"{name}."
+        rows = {key.removeprefix(start): one for key, one in flat.items() if key.startswith(start)}
+        rows = {key: one for key, one in rows.items() if key.partition(".")[0].isdecimal()}
         if rows:
-            return _lists([rows[number] for number in sorted(rows)])
+            return nest(rows, gaps=True)
     return None
-
-
-def _lists(value: Any) -> Any:
-    """Return a nested value whose mappings with numbers as names are lists."""
-    if isinstance(value, list):
-        return [_lists(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value and all(key.isdigit() for key in value):
-        return [_lists(value[key]) for key in sorted(value, key=int)]
-    return {key: _lists(item) for key, item in value.items()}
 
 
 def _value(given: Mapping[str, Any]) -> Any:
