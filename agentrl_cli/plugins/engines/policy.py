@@ -22,7 +22,7 @@ import numpy as np
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.plugins.engines.server import starting_at
-from agentrl_cli.plugins.engines.wires import Wire, check_report
+from agentrl_cli.plugins.engines.wires import Wire
 from agentrl_cli.policies.protocols import OnToken, PolicySource, Published
 from agentrl_cli.policies.remote.http import (
     MAX_BODY,
@@ -282,16 +282,16 @@ class HttpPolicy(RemotePolicy):
 
         A restart between two requests shows in the answer alone: the adapter is unknown, or other weights are named.
         """
-
-        def read(answer: dict[str, Any]) -> Generation:
-            return check_report(self.wire.read(answer), sampling, self.vocabulary)
-
         for last in (False, True):
             seen = self.endpoint.recoveries
             adapted = self.lora and self._folder is not None
             body = self.wire.body(self.model, adapted, ids, sampling)
             try:
-                found = await self.endpoint.ask(self.wire.path, body, read)
+                found = await self.endpoint.ask(
+                    self.wire.path,
+                    body,
+                    lambda answer: self.wire.read(answer, sampling, self.vocabulary),
+                )
             except ServerError as error:
                 if last or error.status != 404 or self.model == self._base:
                     raise

@@ -45,36 +45,35 @@ Pairs = list[tuple[Any, Any]]
 """Ids with their log-probabilities, unchecked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The fields of a server's answer, unchecked."""
+def check_report(
+    ids: Sequence[Any],
+    logps: Sequence[Any],
+    tops: Sequence[Pairs],
+    finish_reason: Any,
+    sampling: Sampling,
+    vocabulary: int | None,
+    version: str = "",
+) -> Generation:
+    """Return the fields of a server's answer as a turn. Raises BadAnswer.
 
-    ids: Sequence[Any]
-    logps: Sequence[Any]
-    tops: Sequence[Sequence[tuple[Any, Any]]]
-    """(id, log-probability) of the likeliest tokens at each place."""
-    finish_reason: Any
-    version: str = ""
-    """The weights that made the answer; empty if the server does not name them."""
-
-
-def check_report(report: Report, sampling: Sampling, vocabulary: int | None) -> Generation:
-    """Return a server's report as a turn of the version that it names. Raises BadAnswer."""
-    ids = token_ids(report.ids, sampling, vocabulary)
-    logps = log_probabilities(report.logps, len(ids))
-    top_ids, top_logps = alternatives(report.tops, len(ids), vocabulary)
-    reason = finish(report.finish_reason, FINISH)
-    if reason is StopReason.STOP and sampling.stop_strings and ids[-1] not in sampling.stop_ids:
+    `tops`: (id, log-probability) of the likeliest tokens at each place. `version`: the weights that made the answer;
+    empty if the server does not name them.
+    """
+    sampled = token_ids(ids, sampling, vocabulary)
+    known = log_probabilities(logps, len(sampled))
+    top_ids, top_logps = alternatives(tops, len(sampled), vocabulary)
+    reason = finish(finish_reason, FINISH)
+    if reason is StopReason.STOP and sampling.stop_strings and sampled[-1] not in sampling.stop_ids:
         reason = StopReason.STOP_STRING
     return Generation(
-        np.asarray(ids, np.int32),
-        logps,
-        logps.copy(),
-        np.full(len(ids), np.nan, np.float32),
+        np.asarray(sampled, np.int32),
+        known,
+        known.copy(),
+        np.full(len(sampled), np.nan, np.float32),
         top_ids,
         top_logps,
         reason,
-        report.version,
+        version,
     )
 
 
@@ -139,8 +138,8 @@ class Wire:
     """Path of a request for a turn."""
     body: Callable[[str, bool, list[int], Sampling], dict[str, Any]]
     """Makes its body from the model's name, whether that is an adapter, the context and the settings."""
-    read: Callable[[dict[str, Any]], Report]
-    """Reads the answer. Raises BadAnswer."""
+    read: Callable[[dict[str, Any], Sampling, int | None], Generation]
+    """Reads the answer, and checks it for a vocabulary. Raises BadAnswer."""
     update: Callable[[str, str], list[tuple[str, dict[str, Any]]]]
     """Lists the commands, path and body, that load the whole weights of a folder as a version."""
     confirms: bool = False
@@ -211,7 +210,7 @@ def _vllm_body(model: str, adapted: bool, ids: list[int], sampling: Sampling) ->
     }
 
 
-def _read_vllm(answer: dict[str, Any]) -> Report:
+def _read_vllm(answer: dict[str, Any], sampling: Sampling, vocabulary: int | None) -> Generation:
     choice = choice_of(answer)
     logprobs = part(choice, "logprobs")
     if choice.get("token_ids") is not None:
@@ -224,9 +223,9 @@ def _read_vllm(answer: dict[str, Any]) -> Report:
                 hint="Use a vLLM that knows return_tokens_as_token_ids, or the text-only policy for eval and chat.",
             )
         ids = [_parse_id(text) for text in texts]
-    tops = items(logprobs.get("top_logprobs"), "top_logprobs")
+    tops = list(map(_vllm_pairs, items(logprobs.get("top_logprobs"), "top_logprobs")))
     logps = items(logprobs.get("token_logprobs"), "token_logprobs")
-    return Report(ids, logps, list(map(_vllm_pairs, tops)), choice.get("finish_reason"))
+    return check_report(ids, logps, tops, choice.get("finish_reason"), sampling, vocabulary)
 
 
 def _vllm_pairs(top: Any) -> Pairs:
@@ -265,7 +264,7 @@ def _sglang_body(model: str, adapted: bool, ids: list[int], sampling: Sampling) 
     return {**body, "lora_path": model} if adapted else body
 
 
-def _read_sglang(answer: dict[str, Any]) -> Report:
+def _read_sglang(answer: dict[str, Any], sampling: Sampling, vocabulary: int | None) -> Generation:
     meta = part(answer, "meta_info")
     if meta.get("output_token_logprobs") is None:
         raise BadAnswer("sends no token ids with log-probabilities, so it cannot be trained with")
@@ -276,7 +275,8 @@ def _read_sglang(answer: dict[str, Any]) -> Report:
         raise BadAnswer(f"sent other ids ({other}) than it sent log-probabilities of")
     tops = list(map(_sglang_pairs, items(meta.get("output_top_logprobs"), "output_top_logprobs")))
     reason = part(meta, "finish_reason").get("type")
-    return Report(ids, logps, tops, reason, str(meta.get("weight_version", "")))
+    version = str(meta.get("weight_version", ""))
+    return check_report(ids, logps, tops, reason, sampling, vocabulary, version)
 
 
 def _sglang_pairs(row: Any) -> Pairs:
