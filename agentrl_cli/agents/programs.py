@@ -43,6 +43,7 @@ class ForeignAgent:
 
     name: str
     worker: Path
+    """By default `worker.py` beside the file of the class."""
     needs: str
     """The packages to install where it runs."""
     shown: str
@@ -65,6 +66,12 @@ class ForeignAgent:
     """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
     fault: ClassVar[type[EnvError]] = EnvError
     """The error that a failure of the program is, or of the environment in it."""
+
+    def __init_subclass__(cls) -> None:
+        """Take the worker beside the class, unless it or its base names one."""
+        if not hasattr(cls, "worker") and cls.__module__ != __name__:
+            file = str(sys.modules[cls.__module__].__file__)
+            cls.worker = Path(file).with_name("worker.py")
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ solve = BFCL("multi_turn_base", options={"turns": 1}).solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -15,7 +14,6 @@ class BFCL(ForeignWorld):
     """`options`: `turns`, how many of the user's are played; `tools: needed`, only the functions of the solution."""
 
     name = "bfcl"
-    worker = Path(__file__).with_name("worker.py")
     needs = "bfcl_eval==2026.3.23 --no-deps && pip install mpmath==1.3.0"
     shown = "bfcl:multi_turn_base?turns=1&tools=needed"
     tested: ClassVar = {"bfcl-eval": "2026.3.23"}

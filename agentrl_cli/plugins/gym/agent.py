@@ -5,7 +5,6 @@ solve = Gym("FrozenLake-v1", options={"size": 3, "is_slippery": False}).solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -15,7 +14,6 @@ class Gym(ForeignWorld):
     """`options` are those of `gymnasium.make`; `goal` replaces the prompt's sentences about the task."""
 
     name = "gym"
-    worker = Path(__file__).with_name("worker.py")
     needs = "gymnasium minigrid"
     shown = "gym:FrozenLake-v1?is_slippery=false, or gym:my_file.py:make"
     tested: ClassVar = {"gymnasium": "1.4.0", "minigrid": "3.2.0"}

@@ -5,8 +5,6 @@ solve = Inspect("inspect_evals", task="gsm8k", python="/envs/inspect/bin/python"
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agentrl_cli.agents.programs import ForeignAgent
 
 
@@ -14,6 +12,5 @@ class Inspect(ForeignAgent):
     """`options` are the task's arguments; `score` names the scorer that is the reward, `NAME` or `NAME/KEY`."""
 
     name = "inspect"
-    worker = Path(__file__).with_name("worker.py")
     needs = "inspect_ai openai"
     shown = "inspect:PACKAGE@TASK"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -26,7 +25,6 @@ class OpenEnv(ForeignWorld):
     """`options`: `goal`, the prompt's first sentences; `size`, the number of rows; anything else is for `reset`."""
 
     name = "openenv"
-    worker = Path(__file__).with_name("worker.py")
     needs = "websockets"
     shown = "openenv:http://127.0.0.1:8000, openenv:docker:IMAGE, or openenv:MODULE:CLASS"
     tested: ClassVar = {"openenv": "0.10.0"}

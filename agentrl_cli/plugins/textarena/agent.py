@@ -5,7 +5,6 @@ solve = TextArena("Sudoku-v0-very-easy").solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -19,7 +18,6 @@ class TextArena(ForeignWorld):
     """
 
     name = "textarena"
-    worker = Path(__file__).with_name("worker.py")
     needs = "textarena"
     shown = "textarena:Sudoku-v0?tool=true"
     tested: ClassVar = {"textarena": "0.7.4"}

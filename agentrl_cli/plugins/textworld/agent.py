@@ -5,7 +5,6 @@ solve = TextWorld("tw-coin_collector", options={"level": 2}).solve
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from agentrl_cli.agents.programs import ForeignWorld
@@ -15,7 +14,6 @@ class TextWorld(ForeignWorld):
     """`options` are the challenge's settings, and `commands`: false hides the commands that it knows."""
 
     name = "textworld"
-    worker = Path(__file__).with_name("worker.py")
     needs = "textworld"
     shown = "textworld:tw-coin_collector?level=2"
     tested: ClassVar = {"textworld": "1.7.0"}

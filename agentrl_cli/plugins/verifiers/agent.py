@@ -5,8 +5,6 @@ solve = Verifiers("wordle").solve
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agentrl_cli.agents.programs import ForeignAgent
 
 
@@ -14,7 +12,6 @@ class Verifiers(ForeignAgent):
     """`options` are its environment's configuration: `taskset`, its roles …"""
 
     name = "verifiers"
-    worker = Path(__file__).with_name("worker.py")
     needs = "verifiers uv"
     options_under = "taskset"
     shown = "verifiers:PACKAGE"
