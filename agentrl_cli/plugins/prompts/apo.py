@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from agentrl_cli.plugins.prompts.search import (
     BudgetSpent,
@@ -48,48 +46,45 @@ Write the improved instructions between two lines of ```. Keep every placeholder
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """The size of the search, under Agent-Lightning's names."""
-
-    beam_width: int = 4
-    branch_factor: int = 4
-    beam_rounds: int = 3
-    gradient_batch_size: int = 4
-    val_batch_size: int = 16
-    run_initial_validation: bool = True
-    """Whether the first candidate is scored before the search, so that only a better one replaces it."""
-
-
 async def search(
-    given: Search, first: Parts, train: Sequence[Task], validation: Sequence[Task], **sizes: Any
+    given: Search,
+    first: Parts,
+    train: Sequence[Task],
+    validation: Sequence[Task],
+    *,
+    beam_width: int = 4,
+    branch_factor: int = 4,
+    beam_rounds: int = 3,
+    gradient_batch_size: int = 4,
+    val_batch_size: int = 16,
+    run_initial_validation: bool = True,
 ) -> Parts:
-    """Return the best candidate, when the rounds or the budget are at their end; `sizes`: fields of Beam."""
-    size = Beam(**sizes)
+    """Return the best candidate, when the rounds or the budget are at their end. Sizes have Agent-Lightning's names.
+
+    `run_initial_validation`: the first candidate is scored before the search, so that only a better one replaces it.
+    """
     rng = random.Random(given.seed)
     given.add(first, None)
     history = float("-inf")
-    if size.run_initial_validation:
+    if run_initial_validation:
         history = given.keep_score(first, "validation", await given.evaluate(first, validation))
     best, beam = first, [first]
-    batches = _batches(train, size.gradient_batch_size, rng)
+    batches = _batches(train, gradient_batch_size, rng)
     with suppress(BudgetSpent):
-        for _ in range(size.beam_rounds):
-            parents = rng.sample(beam, min(size.beam_width, len(beam)))
-            parents = [parents[n % len(parents)] for n in range(size.beam_width)]
+        for _ in range(beam_rounds):
+            parents = rng.sample(beam, min(beam_width, len(beam)))
+            parents = [parents[n % len(parents)] for n in range(beam_width)]
             children = []
             for parent in parents:
-                for _ in range(size.branch_factor):
+                for _ in range(branch_factor):
                     children.append(await _child(given, parent, next(batches), rng))
             known = {id_of(each): each for each in [*beam, *filter(None, children)]}
-            batch = rng.sample(list(validation), min(size.val_batch_size, len(validation)))
+            batch = rng.sample(list(validation), min(val_batch_size, len(validation)))
             scored = []
             for each in known.values():
                 episodes = await given.evaluate(each, batch)
                 scored.append((sum(map(score, episodes)) / len(episodes), each))
-            beam = [
-                each for _, each in sorted(scored, key=lambda pair: -pair[0])[: size.beam_width]
-            ]
+            beam = [each for _, each in sorted(scored, key=lambda pair: -pair[0])[:beam_width]]
             mean = given.keep_score(
                 beam[0], "validation", await given.evaluate(beam[0], validation)
             )
