@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any, TypeVar
 
@@ -82,30 +82,17 @@ class Ranks:
     def share(self, tree: Any, place: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
         """Return rank 0's nested dicts and lists on every rank; `place` makes the kept form of each tensor."""
         if self.rank == 0:
-            self.send(tree_map_only(Tensor, lambda one: _Shape(one.shape, one.dtype), tree))
-            return tree_map_only(
-                Tensor,
-                lambda one: place(self._send_tensor(one.detach().cpu().contiguous())),
-                tree,
-            )
-        (outline,) = self.receive()
-        return tree_map_only(
-            _Shape,
-            lambda one: place(self._send_tensor(torch.empty(one.shape, dtype=one.dtype))),
-            outline,
-        )
+            self.send(tree_map_only(Tensor, lambda one: one.detach().to("meta"), tree))
+        else:
+            (tree,) = self.receive()
 
-    def _send_tensor(self, one: Tensor) -> Tensor:
-        dist.broadcast(one, src=0, group=self.control)
-        return one
+        def send(one: Tensor) -> Tensor:
+            own = torch.empty(one.shape, dtype=one.dtype) if one.is_meta else one.detach().cpu()
+            own = own.contiguous()
+            dist.broadcast(own, src=0, group=self.control)
+            return place(own)
 
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A tensor that follows."""
-
-    shape: torch.Size
-    dtype: torch.dtype
+        return tree_map_only(Tensor, send, tree)
 
 
 class Replica(Compute):
