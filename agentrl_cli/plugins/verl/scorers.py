@@ -13,6 +13,7 @@ import operator
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,40 +201,31 @@ def _words(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
-def _matches(
-    solution_str: str, ground_truth: Mapping[str, Any], fits: Callable[[str, str], bool]
-) -> bool | None:
-    """Whether the last `<answer>` fits one of `target`, articles and punctuation apart; None without one."""
-    found, target = _ANSWER.findall(solution_str), ground_truth["target"]
-    if not found:
-        return None
-    wanted = [target] if isinstance(target, str) else target
-    return any(fits(_words(found[-1].strip()), _words(text)) for text in wanted)
-
-
 def search_r1(
     solution_str: str,
     ground_truth: Mapping[str, Any],
     method: str = "strict",
     format_score: float = 0.0,
     score: float = 1.0,
+    *,
+    fits: Callable[[str, str], bool] = operator.eq,
 ) -> float:
-    """Return `score` if the last `<answer>` is one of `target`; a quarter for many tags."""
-    right = _matches(solution_str, ground_truth, operator.eq)
-    many = max(solution_str.count("<answer>"), solution_str.count("</answer>")) > 10
-    return (score / 4 if many else score) if right else 0.0 if right is None else format_score
+    """Return `score` if the last `<answer>` fits one of `target`, articles and punctuation apart.
+
+    `format_score` for another answer, 0 without one. For the same words a quarter of `score`, if there are many tags.
+    """
+    found, target = _ANSWER.findall(solution_str), ground_truth["target"]
+    if not found:
+        return 0.0
+    wanted, answer = [target] if isinstance(target, str) else target, _words(found[-1].strip())
+    if not any(fits(answer, _words(text)) for text in wanted):
+        return format_score
+    tags = max(solution_str.count("<answer>"), solution_str.count("</answer>"))
+    return score / 4 if tags > 10 and fits is operator.eq else score
 
 
-def search_r1_contains(
-    solution_str: str,
-    ground_truth: Mapping[str, Any],
-    method: str = "strict",
-    format_score: float = 0.0,
-    score: float = 1.0,
-) -> float:
-    """Return the same as `search_r1`, for an answer that contains one of `target`."""
-    right = _matches(solution_str, ground_truth, operator.contains)
-    return score if right else 0.0 if right is None else format_score
+search_r1_contains = partial(search_r1, fits=operator.contains)
+"""The same for an answer that contains one of `target`, however many tags there are."""
 
 
 _SOURCES: dict[str, Callable[..., Any]] = {
