@@ -160,14 +160,17 @@ async def _search(
 ) -> Parts:
     if plan.method == "gepa":
         return await with_gepa.search(given, first, train, validation, plan.minibatch)
-    sizes: dict[str, int] = {
-        "beam_width": plan.beam,
-        "branch_factor": plan.branch,
-        "beam_rounds": plan.rounds,
-        "gradient_batch_size": plan.minibatch,
-        "val_batch_size": plan.validation,
-    }
-    return await apo.search(given, first, train, validation, **sizes)
+    return await apo.search(
+        given,
+        first,
+        train,
+        validation,
+        beam_width=plan.beam,
+        branch_factor=plan.branch,
+        beam_rounds=plan.rounds,
+        gradient_batch_size=plan.minibatch,
+        val_batch_size=plan.validation,
+    )
 
 
 def _first(pack: Pack, plan: Plan) -> Parts:

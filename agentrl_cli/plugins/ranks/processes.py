@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -242,12 +242,9 @@ class Watch(threading.Thread):
         place: Place,
         store: Any,
         children: Sequence[Child] = (),
-        *,
-        last: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
-        """`last` reports the problem if the main thread does not end the process within `GRACE` seconds."""
         super().__init__(daemon=True, name="ranks")
-        self.place, self.store, self.children, self.last = place, store, children, last
+        self.place, self.store, self.children = place, store, children
         self._stopped = threading.Event()
         self._lost = threading.Event()
         self._text = ""
@@ -297,6 +294,7 @@ class Watch(threading.Thread):
         self._lost.set()
         for child in self.children:
             child.process.kill()  # breaks the connections that this process may wait on
-        if not self._stopped.wait(GRACE if self.place.rank == 0 else 0.0):
-            self.last(f"Error: {text} {RESUME}" if self.place.rank == 0 else text)
+        leads = self.place.rank == 0
+        if not self._stopped.wait(GRACE if leads else 0.0):
+            print(f"Error: {text} {RESUME}" if leads else text, file=sys.stderr, flush=True)
             os._exit(1)
