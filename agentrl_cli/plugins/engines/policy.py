@@ -81,23 +81,6 @@ class TurnGate:
                 self._idle.notify_all()
 
 
-def write_weights(save: Callable[[Path], None], sync_dir: Path, version: str) -> Path:
-    """Return a new folder with the weights of a version. It is complete once it has this name.
-
-    The empty file STABLE in it is written last, for readers over a network that see a folder grow.
-    """
-    name, _, step = version.rpartition("@")
-    folder = sync_dir / f"{name}-{step}"
-    beside = sync_dir / f".{folder.name}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    save(beside)
-    (beside / STABLE).touch()
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
-    return folder
-
-
 def drop_older(folder: Path) -> None:
     """Delete the folders of the run's earlier versions."""
     name = folder.name.rpartition("-")[0]
@@ -220,9 +203,21 @@ class HttpPolicy(RemotePolicy):
         drop_older(folder)
 
     def write(self, version: str) -> Path:
-        """Return the folder with the weights, or the adapter, as they are now."""
+        """Return a new folder with the weights, or the adapter, as they are now. It is complete once it has this name.
+
+        The empty file STABLE in it is written last, for readers over a network that see a folder grow.
+        """
         assert self.save is not None and self.sync_dir is not None, "made without what is trained"
-        return write_weights(self.save, self.sync_dir, version)
+        name, _, step = version.rpartition("@")
+        folder = self.sync_dir / f"{name}-{step}"
+        beside = self.sync_dir / f".{folder.name}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        self.save(beside)
+        (beside / STABLE).touch()
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        return folder
 
     async def restore(self, folder: Path, version: str) -> None:
         """Load weights into a server that may be a new process: it has no earlier version to unload."""
