@@ -35,7 +35,7 @@ from agentrl_cli.policies.remote.http import (
 from agentrl_cli.types import Generation, Int32, Sampling
 
 STABLE = "STABLE"
-"""Marks a folder of weights as complete."""
+"""An empty file in a folder of weights, written last, for readers over a network that see the folder grow."""
 
 
 class TurnGate:
@@ -203,10 +203,7 @@ class HttpPolicy(RemotePolicy):
         drop_older(folder)
 
     def write(self, version: str) -> Path:
-        """Return a new folder with the weights, or the adapter, as they are now. It is complete once it has this name.
-
-        The empty file STABLE in it is written last, for readers over a network that see a folder grow.
-        """
+        """Return a new folder with the weights, or the adapter, as they are now. It is complete once it has this name."""
         assert self.save is not None and self.sync_dir is not None, "made without what is trained"
         name, _, step = version.rpartition("@")
         folder = self.sync_dir / f"{name}-{step}"
