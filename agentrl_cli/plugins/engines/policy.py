@@ -203,7 +203,7 @@ class HttpPolicy(RemotePolicy):
         drop_older(folder)
 
     def write(self, version: str) -> Path:
-        """Return a new folder with the weights, or the adapter, as they are now. It is complete once it has this name."""
+        """Return a new folder with the weights, or the adapter, as they are now: it gets its name once complete."""
         assert self.save is not None and self.sync_dir is not None, "made without what is trained"
         name, _, step = version.rpartition("@")
         folder = self.sync_dir / f"{name}-{step}"
