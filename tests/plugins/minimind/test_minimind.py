@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl_cli import Outcome, load_pack
 from agentrl_cli.config.models import ModelConfig
@@ -126,8 +126,6 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, cli: Cli) -> None:
-    from transformers import AutoModelForCausalLM
-
     cli("import", "minimind", str(native), "hf")
 
     def assert_same(own: Path, name: str, atol: float) -> None:

@@ -20,6 +20,7 @@ from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _read_boxed
 from agentrl_cli.plugins.verl_tool.bodies import CallsBody
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
+from agentrl_cli.plugins.verl_tool.command import listening
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.registry.adapters import adapt
@@ -219,8 +220,6 @@ async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Pa
 async def served(
     path: Path, tools: Sequence[Tool], **options: Any
 ) -> AsyncIterator[tuple[ToolServer, str]]:
-    from agentrl_cli.plugins.verl_tool.command import listening
-
     async with world(path / "j.db", tools) as trajectories:
         server = ToolServer(trajectories, load_parser("hermes"), **{"token": "secret", **options})
         async with listening(server, "127.0.0.1", 0, None) as address:
@@ -228,8 +227,6 @@ async def served(
 
 
 async def test_a_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
-    from agentrl_cli.plugins.verl_tool.command import listening
-
     (tmp_path / "notes").write_text("kept")
     async with world(tmp_path / "j.db", [Tally().tool]) as trajectories:
         server = ToolServer(trajectories, load_parser("hermes"), token="")
