@@ -24,6 +24,8 @@ STARTING = 3600.0
 """Seconds that a worker may take to start and to load its model. One that ends is noticed at once."""
 STOPPING = 10.0
 """Seconds that cancelled episodes and a closing worker may take."""
+MISSED = 3
+"""Signs of life in which a worker may leave out a call that it was sent."""
 
 
 class WorkerLost(RunFailed):
@@ -52,6 +54,8 @@ class Pending:
 
     answer: asyncio.Future[Any]
     delivery: Delivery | None = None
+    missed: int = 0
+    """Signs of life since it was sent that do not name it."""
 
 
 class RemoteWorker:
@@ -211,7 +215,7 @@ class RemoteWorker:
     def _take(self, number: int, name: str, value: Any) -> None:
         call = self._pending.get(number)
         if name == "beat":
-            self._beat(value)
+            self._beat(*value)
         elif call is None or call.answer.done():
             return  # of a call whose answer is not wanted any more
         elif name == "done":
@@ -224,12 +228,17 @@ class RemoteWorker:
         elif call.delivery is not None:
             call.delivery.take(name, *value)
 
-    def _beat(self, metrics: Mapping[str, float]) -> None:
+    def _beat(self, running: Sequence[int], metrics: Mapping[str, float]) -> None:
         (seen, tokens), self._seen = self._seen, (time.monotonic(), self.row.tokens)
         rate, old = (self.row.tokens - tokens) / max(self._seen[0] - seen, 1e-3), self.row.rate
         self.row = replace(self.row, rate=0.7 * old + 0.3 * rate if old else rate)
         for name, value in metrics.items():
             self.metrics[name] = merge(name, self.metrics.get(name), value)
+        for number, call in self._pending.items():
+            call.missed = 0 if number in running else call.missed + 1
+            if call.missed > MISSED and not call.answer.done():  # it or its answer was lost
+                text = f"Worker {self.number} does not know call {number}."
+                call.answer.set_exception(WorkerLost(text))
 
     async def _lose(self, reason: str) -> None:
         """End a worker that is of no use any more, and hand the error to everything that waits for it."""

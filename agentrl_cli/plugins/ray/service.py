@@ -337,7 +337,7 @@ class Service:
             await asyncio.sleep(BEAT)
             policy = self._loaded.policy if self._loaded is not None else None
             metrics = policy.take_metrics() if isinstance(policy, TrainablePolicy) else {}
-            self._emit((-1, "beat", metrics))
+            self._emit((-1, "beat", (tuple(self._calls), metrics)))
 
 
 def plain_error(error: BaseException) -> BaseException:
