@@ -314,6 +314,7 @@ class OwnTime:
         self._paused = 0
         self._looked = self._due = 0.0
         self._handle: asyncio.TimerHandle | None = None
+        """Its next look; cancelled while it is paused, None outside the body."""
 
     async def __aenter__(self) -> OwnTime:
         await self._timeout.__aenter__()
@@ -330,6 +331,7 @@ class OwnTime:
     ) -> None:
         if self._handle is not None:
             self._handle.cancel()
+            self._handle = None
         await self._timeout.__aexit__(kind, error, trace)  # raises TimeoutError
 
     def expired(self) -> bool:
@@ -341,11 +343,15 @@ class OwnTime:
         """Stop counting inside the block, where something else limits the waiting. Nests."""
         self._count()
         self._paused += 1
+        if self._handle is not None:
+            self._handle.cancel()
         try:
             yield
         finally:
             self._count()
             self._paused -= 1
+            if self._handle is not None and not self._paused:
+                self._wait()
 
     def _count(self) -> None:
         """Add the time since the last look, without its excess over the plan: then this process could not run."""

@@ -105,10 +105,8 @@ class World:
         self._total, self._success = 0.0, 0.0
         base = env.unwrapped if hasattr(env, "unwrapped") else env
         self._space, self._names = env.action_space, _names(env, base)
+        action = self._action_schema(gym.id)
         seen, _ = env.reset(seed=seed)
-        action: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
-        if self._names:
-            action = {"type": "string", "enum": [*self._names]}
         action["description"] = "The action."
         parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
         act = {"name": "act", "description": "Take an action.", "parameters": parameters}
@@ -122,8 +120,25 @@ class World:
             {"role": "user", "content": f"{self._shown(seen)}\n{self._ask}"},
         ]
 
+    def _action_schema(self, name: str) -> dict[str, Any]:
+        """Return the JSON Schema of an action. Raises ValueError for a space whose actions are no names or numbers."""
+        from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Text
+
+        self._spoken = isinstance(self._space, Text)
+        if self._names or self._spoken:
+            return {"type": "string"} | ({"enum": [*self._names]} if self._names else {})
+        if not isinstance(self._space, Box | MultiBinary | MultiDiscrete):
+            kind = type(self._space).__name__
+            raise ValueError(
+                f"{name} takes actions of a {kind} space; a tool call can give those of Discrete, MultiDiscrete,"
+                " MultiBinary, Box and Text: wrap it in a gymnasium.ActionWrapper"
+            )
+        return {"type": "array", "items": {"type": "number"}}
+
     def say(self, text: str) -> tuple[str, bool]:
-        """Take a text that is the name of an action, in capitals or not."""
+        """Take a text that is an action, or the name of one, in capitals or not."""
+        if self._spoken:
+            return self.call("act", {"action": text.strip()})
         said = text.strip().strip(".`'\"")
         named = [name for name in self._names if name.casefold() == said.casefold()]
         return self.call("act", {"action": [*named, said][0]})
@@ -155,7 +170,9 @@ class World:
             return self._names[str(given)]
         import numpy
 
-        action = numpy.asarray(given, self._space.dtype).reshape(self._space.shape)
+        action = given
+        if not self._spoken:
+            action = numpy.asarray(given, self._space.dtype).reshape(self._space.shape)
         if not self._space.contains(action):
             raise ValueError("outside of the space")
         return action

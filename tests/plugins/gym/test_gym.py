@@ -67,8 +67,19 @@ class Count(gymnasium.Env):
         return "end", float(action == 1), True, False, {}
 
 
+class Say(Count):
+    action_space = gymnasium.spaces.Text(10, charset="blue .")
+
+    def step(self, action):
+        return "end", float(action == "blue."), True, False, {}
+
+
+class Both(Count):
+    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])
+
+
 def make(kind: str = ""):
-    return Count() if not kind else kind
+    return {"": Count, "say": Say, "both": Both}[kind]() if kind != "word" else kind
 """
 
 
@@ -95,13 +106,18 @@ async def test_an_environment_of_the_users_file(
     episode = await play_published(source, "gymnasium", ["blue."], tmp_path / "p")
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert episode.turns[0].messages[0]["content"] == "Say the word that is shown."
+    said = [call("act", action="red"), " blue."]
+    episode = await play_published(f"{source}?kind=say", "gymnasium", said, tmp_path / "say")
+    assert episode.outcome is Outcome.SOLVED, episode.error
+    assert any("'red' is not an action" in str(turn.messages) for turn in episode.turns)
     python = python_with("gym", "gymnasium")
     line = MINE[: MINE.index("def make")].count("\n") + 1
-    for query, text in (("sort=2", "unexpected keyword"), ("kind=word", "returned str, without")):
+    cases = {"sort=2": "unexpected keyword", "kind=word": "returned str, without"}
+    for query, text in {**cases, "kind=both": "actions of a Tuple space"}.items():
         given = ["--from", f"{source}?{query}", "--python", python]
         assert main(["init", str(tmp_path / "q"), *given]) == 1
         read = " ".join(capsys.readouterr().err.split())
-        assert f"mine.py:{line}: make" in read and text in read
+        assert text in read and (f"mine.py:{line}: make" in read or "both" in query)
 
 
 def test_a_score_that_does_not_exist_is_refused() -> None:
