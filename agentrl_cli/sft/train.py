@@ -27,8 +27,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
-from agentrl_cli.learning.muon import Muon
-from agentrl_cli.learning.optimizers import hidden_matrices, trainable
+from agentrl_cli.learning.optimizers import Muon, hidden_matrices, trainable
 from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.checkpoint import written_whole

@@ -38,7 +38,6 @@ MAY_BE_HEAVY = (
     *(
         "learning/coefficients",
         "learning/batch",
-        "learning/muon",
         "learning/optimizers",
         "learning/update",
         "learning/distill",

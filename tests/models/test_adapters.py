@@ -21,8 +21,7 @@ from agentrl_cli.errors import (
     TemplateError,
     UsageError,
 )
-from agentrl_cli.learning.muon import Muon
-from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimizer
+from agentrl_cli.learning.optimizers import Muon, OffloadedAdamW, Several, make_optimizer
 from agentrl_cli.models import device as quantise
 from agentrl_cli.models.adapter import add_adapter, has_dropout, name_base
 from agentrl_cli.models.load import adapter_base, load_model, model_folder
