@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -83,15 +84,23 @@ def keep_settings(command: str, run: RunRow) -> str:
     if not (run.dir and command.startswith(TRAIN) and file.is_file()):
         return command
     project = find_project(file.parent)
-    files = [project / PROJECT_FILE] if project else []
-    with contextlib.suppress(AgentRLError):  # a project that is no longer valid says nothing
+    with contextlib.suppress(
+        AgentRLError, OSError
+    ):  # a project that is no longer valid says nothing
         if (
-            load_config(files, env=os.environ, base=project)[0].model_dump(mode="json")
+            _read_settings(project, (project / PROJECT_FILE).stat().st_mtime if project else 0.0)
             == run.config
         ):
             return command
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return command.replace(" --set", f" --config {shlex.quote(str(shown))} --set", 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_settings(project: Path | None, _: float) -> dict[str, Any]:
+    """Return what the files of a project set, read once for all advice: it may warn of old names."""
+    files = [project / PROJECT_FILE] if project else []
+    return load_config(files, env=os.environ, base=project)[0].model_dump(mode="json")
 
 
 def count(key: str, flag: str = "") -> Find:

@@ -420,9 +420,11 @@ STEADY = Reference(
 )
 
 
-def test_a_command_keeps_the_settings_that_a_run_was_given(tmp_path: Path) -> None:
+def test_a_command_keeps_the_settings_that_a_run_was_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of flags, which the project's file does not have; without any the command is as short as before."""
-    (tmp_path / PROJECT_FILE).write_text("train: {steps: 3}\n")
+    (tmp_path / PROJECT_FILE).write_text("train: {steps: 3, save_every: 5}\n")
     command = "agentrl train --set train.lr=1e-05"
     for flags, wanted in (
         ({}, command),
@@ -438,6 +440,9 @@ def test_a_command_keeps_the_settings_that_a_run_was_given(tmp_path: Path) -> No
         assert (str(tmp_path) in keep_settings(command, run)) == ("model.name" in flags)
         found, _ = load_config([Path(run.dir) / "config.yaml"], base=tmp_path)
         assert found == config, "the file gives the same settings again"
+        caplog.clear()
+        keep_settings(command, run)
+        assert not caplog.text, "an old name is warned of once, not with every advice"
 
 
 def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
