@@ -191,7 +191,10 @@ def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: 
         (run,) = store.runs.all()
         assert run.status in ("failed", "stopped") and run.step < 5
         assert {e.outcome for e in episodes_of(store, run)} == {Outcome.ENV_ERROR}
-    cli("eval", code=1, said=("could be graded", "AttributeError"))
+    cli("rollout", "-n", "2", code=1, said=("No episode could be graded (of 2)", "AttributeError"))
+    cli("eval", code=1, said=("No attempt could be graded (of 24)", "AttributeError"))
+    with store_of(project) as store:
+        assert [run.status for run in store.runs.all() if run.kind == "eval"] == ["failed"]
 
 
 def test_a_model_that_says_nothing_but_padding(project: Path, tmp_path: Path, cli: Cli) -> None:

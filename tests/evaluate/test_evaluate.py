@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Chat, Config, Outcome, Pack, Policy, ScriptedPolicy, load_pack
-from agentrl_cli.errors import DataError, ModelError, NotFound, PolicyError, RunFailed
+from agentrl_cli.errors import DataError, ModelError, NotFound, PolicyError
 from agentrl_cli.evaluate import (
     Attempt,
     EvalResult,
@@ -428,13 +428,6 @@ async def test_errors_are_tried_once_more(packs: dict[str, Pack], store: Store) 
     assert found.score.errors == {"env_error": 1} and found.score.n_attempts == 7
     assert found.pass_rate == 1.0 and len(seen) == 8  # progress counts every attempt once
     assert "the grader broke" in found.attempts[0].error
-
-
-async def test_nothing_graded_is_a_failure_not_a_zero(packs: dict[str, Pack], store: Store) -> None:
-    said = r"No attempt could be graded \(of 8\).*the grader broke"
-    with pytest.raises(RunFailed, match=said):
-        await run_evaluation(Scripted({n: ["boom"] for n in range(4)}), packs, store)
-    assert store.runs.all()[0].status == "failed"
 
 
 async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], store: Store) -> None:

@@ -49,7 +49,6 @@ from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.types import Message
 from tests.helpers.chat import BYTES, CHAT
-from tests.helpers.cli import Cli
 from tests.helpers.processes import soon
 from tests.helpers.rewards import TASK, context, episode, value
 from tests.helpers.train import (
@@ -58,7 +57,6 @@ from tests.helpers.train import (
     episodes_of,
     settings,
     write_pack,
-    write_project,
 )
 from tests.helpers.trees import episode as branched
 from tests.helpers.trees import fork, sub_agent
@@ -738,21 +736,6 @@ async def test_an_object_without_a_text_form_is_an_error() -> None:
     for answer in wrong:
         assert answer.error == "exception" and "0x" not in answer.text
         assert "has no text form" in answer.text
-
-
-def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
-    tmp_path: Path, model: Path, cli: Cli
-) -> None:
-    none = (
-        "def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n"
-    )
-    write_pack(tmp_path, code=none)
-    write_project(tmp_path, model, eval={"k": 1, "limit": 2})
-    cli("rollout", "-n", "2", code=1, said="No episode could be graded (of 2)")
-    cli("eval", code=1, said="No attempt could be graded (of 2)")
-    assert {row["reward"] for row in cli.json("ls")} == {None}
-    (tmp_path / "data" / "train.jsonl").write_text("")
-    cli("rollout", "-n", "2", code=2, said="No tasks in split train")
 
 
 def test_a_script_s_stdout_is_its_own(
