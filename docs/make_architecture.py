@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python docs/make_architecture.py
 
-A walk lists functions. Their texts are the first sentences of their docstrings, and tests/guards/test_architecture.py
+A walk lists functions. Their texts are the first sentences of their docstrings, and tests/guards/test_docs.py
 checks that a real run calls them in this order.
 """
 

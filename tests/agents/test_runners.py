@@ -27,9 +27,8 @@ from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT
 from tests.helpers.gateway import call
-from tests.helpers.processes import alive, soon
+from tests.helpers.processes import ROOT, alive, soon
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LIMITS = {"max_tokens": 4000, "max_new_tokens": 100, "max_turns": 4}
 ADD = {
     "type": "function",

@@ -24,9 +24,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.plain_text import fit_columns
 from agentrl_cli.types import Episode, Outcome, RewardPart
 from tests.helpers.cli import Cli
-from tests.helpers.processes import run_code
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.helpers.processes import ROOT, run_code
 
 
 def run(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,12 @@
 """The public names: sorted, complete, lazy. Importing the package is silent and free of torch."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
 import agentrl_cli
-from tests.helpers.processes import run_code
+from tests.helpers.processes import ROOT, run_code
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 INIT = ROOT / "agentrl_cli" / "__init__.py"
 
 WANTED = (

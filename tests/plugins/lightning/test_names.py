@@ -16,10 +16,9 @@ import pytest
 import agentrl_cli.plugins.lightning as agl
 from agentrl_cli.errors import StoreError
 from agentrl_cli.plugins.lightning.store import serving
-from tests.helpers.processes import end_together, free_port
+from tests.helpers.processes import ROOT, end_together, free_port
 from tests.plugins.lightning import scenario
 
-ROOT = Path(__file__).resolve().parents[3]
 REAL = Path(__file__).with_name("real-0.3.0.json")
 # Names that are not here; docs/lightning.md says why.
 ABSENT = """
