@@ -22,7 +22,7 @@ from agentrl_cli.models.checkpoint import CHECKSUMS, damage, load_weights, writt
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.store import RunRow, Store
-from tests.helpers.train import as_bytes, spawn, trainer_of, write_model, write_project
+from tests.helpers.train import as_bytes, trainer_of, write_model, write_project
 
 PPO = {"advantage": "gae", "drop_zero_variance": False}
 FULL: dict[str, Any] = {"enabled": False}
@@ -146,30 +146,6 @@ def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ModelError, match="No checkpoint") as error:
         resume(tmp_path, model, run)
     assert "Delete that folder" in error.value.hint
-
-
-def test_the_ending_is_that_of_an_uninterrupted_run(tmp_path: Path, model: Path) -> None:
-    weights = []
-    for name in ("whole", "damaged"):
-        sections: dict[str, Any] = {
-            "train": {"steps": 4, "save_every": 1, "keep_last": 4},
-            "deterministic": True,
-        }
-        project = write_project(tmp_path / name, model, **sections)
-        if name == "damaged":
-            assert spawn(project, "train", "--steps", "3")[0] == 0
-            (folder,) = (project / "runs").glob("*/checkpoints")
-            flip(folder / "last" / "trainer.pt")
-            DAMAGES["cut"](folder / "step-000002" / "model.safetensors")
-            code, said = spawn(project, "train", "--resume", "last", "--steps", "4")
-            assert said.count("not whole") == 2 and "resumed at step 1" in said, said
-        else:
-            code, said = spawn(project, "train")
-        assert code == 0, said
-        (last,) = (project / "runs").glob("*/checkpoints/last")
-        weights.append((last / "model.safetensors").read_bytes())
-        assert damage(last) == ""
-    assert weights[0] == weights[1]
 
 
 def test_a_damaged_checkpoint_is_neither_merged_nor_used(

@@ -290,7 +290,7 @@ def project(folder: Path, model: Path, when: str, **train: Any) -> Path:
     """Even tokens are right, but none in some steps: what a step that was too large looks like."""
     code = TASK_PY.replace("ctx.part(float(", f"ctx.part(0.0 if episode.step {when} else float(")
     write_pack(folder, code=code)
-    rollout = {"concurrency": 3, "group_size": 8, "prompts_per_step": 6, "max_new_tokens": 1}
+    rollout = {"concurrency": 3, "group_size": 8, "prompts_per_step": 4, "max_new_tokens": 1}
     given = {"steps": 6, "save_every": 2, "lr": 0.01, **train}
     return project_of(folder, model, rollout=rollout, train=given, algo={})
 

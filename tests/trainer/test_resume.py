@@ -148,12 +148,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, An
 @pytest.mark.parametrize(
     ("event", "call"),
     [
-        ("batch", 2),  # all of the second step is sampled, and it is not trained yet
         ("eval", 1),  # after that of the base, before it is kept as the best
         ("checkpoint", 2),  # right after a checkpoint: the best one, then that of step 2
-        ("update", 3),  # after a step, before its checkpoint
         ("rollout", 3 * EPISODES + 4 + 5),  # within the last step, one step after a checkpoint
-    ],
+    ],  # before and after an update: tests/learning/test_ppo.py
 )
 def test_killed_and_resumed_is_never_interrupted(
     tmp_path: Path, model: Path, whole: dict[str, Any], event: str, call: int
