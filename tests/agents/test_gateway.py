@@ -20,8 +20,8 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overla
 from agentrl_cli.paths import bundled_model
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
-from tests.helpers.chat import CHAT, schema
-from tests.helpers.gateway import MODEL, Held, World, call, served, session_of, world_of
+from tests.helpers.chat import CHAT, call, schema
+from tests.helpers.gateway import MODEL, Held, World, served, session_of, world_of
 
 ADD = schema("add", {"a": "number"})
 HI = [{"role": "user", "content": "Hi."}]

@@ -21,10 +21,10 @@ from agentrl_cli.agents import worker as shipped
 from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.rollout import Job
-from tests.agents.test_runners import ROOT, pack_of, play, rollout_of
-from tests.helpers.chat import CHAT
-from tests.helpers.gateway import MODEL, call, served, world_of
-from tests.helpers.processes import soon
+from tests.agents.test_runners import pack_of, play, rollout_of
+from tests.helpers.chat import CHAT, call
+from tests.helpers.gateway import MODEL, served, world_of
+from tests.helpers.processes import ROOT, soon
 from tests.helpers.programs import agent_of, episode_of, rehearsed
 
 

@@ -25,8 +25,7 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome
-from tests.helpers.chat import CHAT
-from tests.helpers.gateway import call
+from tests.helpers.chat import CHAT, call
 from tests.helpers.processes import ROOT, alive, soon
 
 LIMITS = {"max_tokens": 4000, "max_new_tokens": 100, "max_turns": 4}

@@ -12,8 +12,8 @@ from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import ROOT, Generation, Origin
-from tests.helpers.chat import CHAT, schema
-from tests.helpers.gateway import Held, call, session_of
+from tests.helpers.chat import CHAT, call, schema
+from tests.helpers.gateway import Held, session_of
 
 
 def ask(messages: Any = ({"role": "user", "content": "Hi."},), **more: Any) -> ModelRequest:

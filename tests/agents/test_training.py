@@ -27,10 +27,10 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.types import Episode, Fact, Origin, Outcome
 from benchmarks.clients import CLIENTS, Client, fork_trace
-from tests.agents.test_runners import LIMITS, ROOT, TOOLS, pack_of, rollout_of
-from tests.helpers.chat import CHAT
+from tests.agents.test_runners import LIMITS, TOOLS, pack_of, rollout_of
+from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
-from tests.helpers.gateway import call
+from tests.helpers.processes import ROOT
 from tests.helpers.train import after_training, as_bytes, episodes_of, write_pack, write_project
 
 AGENT = """\

@@ -26,6 +26,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Tokens
+from tests.helpers.chat import call
 
 HERE = Path(__file__).parent
 # Keys of events that another machine or day writes otherwise.
@@ -95,11 +96,6 @@ ROWS = [
     {"id": "sesame", "family": "door", "prompt": "Go.", "word": "sesame"},
     {"id": "must", "family": "door", "prompt": "Go.", "word": "x", "tool_choice": "required"},
 ]
-
-
-def call(name: str, **arguments: Any) -> str:
-    said = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{said}\n</tool_call>"
 
 
 def calc(expression: str) -> str:

@@ -21,9 +21,8 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Message, Origin, Outcome, Task
-from tests.helpers.chat import CHAT
+from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
-from tests.helpers.packs import call
 from tests.helpers.packs import pack as write_pack
 from tests.helpers.remote import server
 from tests.helpers.web import completion, served

@@ -18,6 +18,7 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.tasks import load_pack
 from benchmarks.grader_attacks import attack, planted, sound_ones, write
 from recipes.tiny_tools.words import HELD_OUT
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
 
 
@@ -202,10 +203,6 @@ async def test_a_sound_grader_is_left_alone(number: int, tmp_path: Path) -> None
 # --- what a model does with tools that it has never seen ---
 
 TOKENIZER = ByteTokenizer()
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def able(key: str, ids: Sequence[int]) -> str:

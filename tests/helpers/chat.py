@@ -1,8 +1,10 @@
 """Small tokenizers, a chat and schemas that the tests share."""
 
+import json
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from agentrl_cli import ByteTokenizer, Chat
 from agentrl_cli.types import ToolSchema
@@ -22,6 +24,11 @@ def schema(name: str, parameters: dict[str, str], description: str = "Do it.") -
         "type": "function",
         "function": {"name": name, "description": description, "parameters": wanted},
     }
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    """A call as a model of the family of Hermes writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @cache

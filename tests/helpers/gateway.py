@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,10 +57,6 @@ class World:
 
     async def end(self, key: str) -> Trace:
         return await self.gateway.sessions.end(key)
-
-
-def call(name: str, /, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def session_of(replies: Any, key: str = "k", **limits: Any) -> Session:

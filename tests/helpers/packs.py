@@ -37,10 +37,6 @@ def pack(folder: Path, spec: dict[str, Any], rows: list[dict[str, Any]], **files
     return load_pack(folder)
 
 
-def call(name: str, **arguments: Any) -> str:
-    return CHAT.parser.example(name, arguments)
-
-
 async def play(
     made: Pack,
     said: list[str],

@@ -1,7 +1,6 @@
 """The agent loop with a scripted policy and a byte tokenizer: every token, every ending, every limit."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from agentrl_cli.types import (
     Task,
     ToolResult,
 )
-from tests.helpers.chat import BYTES, CHAT, add
+from tests.helpers.chat import BYTES, CHAT, add, call
 from tests.helpers.processes import soon
 
 STOP = BYTES.eos_ids[0]
@@ -63,10 +62,6 @@ COUNT: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def exact(episode: Episode, ctx: Any) -> Any:

@@ -10,8 +10,8 @@ from agentrl_cli.errors import ConfigError
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.types import Origin, Outcome
-from tests.helpers.chat import CHAT
-from tests.helpers.packs import answers, call, pack, play, row
+from tests.helpers.chat import CHAT, call
+from tests.helpers.packs import answers, pack, play, row
 
 SHORT = """
 - name: plus

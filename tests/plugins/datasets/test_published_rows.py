@@ -12,7 +12,8 @@ from agentrl_cli.errors import EnvError
 from agentrl_cli.rewards import Reward, rules
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.forms import detect
-from tests.helpers.packs import call, pack, play
+from tests.helpers.chat import call
+from tests.helpers.packs import pack, play
 from tests.helpers.rewards import context, value
 
 HUMANEVAL = {

@@ -8,7 +8,7 @@ from agentrl_cli import Outcome
 from agentrl_cli.commands import main
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry import resolve
-from tests.helpers.gateway import call
+from tests.helpers.chat import call
 from tests.helpers.programs import check_curve, compare, play_published, python_with
 
 SAME = """

@@ -9,7 +9,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import EnvError
 from agentrl_cli.plugins.inspect.agent import Inspect
 from agentrl_cli.types import Outcome, Task
-from tests.helpers.gateway import call
+from tests.helpers.chat import call
 from tests.helpers.programs import episode_of, play_published, rehearsed
 
 EVAL = '''

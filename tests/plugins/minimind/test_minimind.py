@@ -20,8 +20,9 @@ from agentrl_cli.paths import bundled_model, find_pack
 from agentrl_cli.plugins.minimind.command import convert
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.forms import normal
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
-from tests.helpers.packs import call, pack, play
+from tests.helpers.packs import pack, play
 from tests.sft.test_sft import CALLED, SYSTEM
 
 # minimind's 2-layer configuration.

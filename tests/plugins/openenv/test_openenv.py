@@ -13,8 +13,8 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.plugins.openenv.agent import OpenEnv
 from agentrl_cli.plugins.openenv.worker import _act
 from agentrl_cli.types import Outcome
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
-from tests.helpers.gateway import call
 from tests.helpers.processes import comes, free_port
 from tests.helpers.programs import compare, episode_of, python_with
 

@@ -27,9 +27,8 @@ from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.container import connect
 from agentrl_cli.types import Task
-from tests.helpers.chat import CHAT
+from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
-from tests.helpers.gateway import call
 from tests.helpers.processes import ROOT, run_code, served
 from tests.helpers.programs import episode_of, python_with
 from tests.plugins.openenv.test_openenv import LIAR
@@ -234,7 +233,7 @@ CONTAINED = """
 import asyncio, sys
 from agentrl_cli.commands import main
 from agentrl_cli.sandbox.container import LABEL, connect
-from tests.helpers.gateway import call
+from tests.helpers.chat import call
 from tests.helpers.programs import episode_of
 from pathlib import Path
 assert main(["init", "p", "--from", f"openenv:docker:{sys.argv[1]}?size=2", "--python", sys.argv[2]]) == 0

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.types import Outcome
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
-from tests.helpers.gateway import call
 from tests.helpers.programs import check_curve, compare, play_published, python_with
 
 SAME = """

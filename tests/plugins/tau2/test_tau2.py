@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agentrl_cli.types import Outcome
-from tests.helpers.gateway import call
+from tests.helpers.chat import call
 from tests.helpers.programs import compare, play_published
 
 SAME = """

@@ -11,9 +11,8 @@ from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.commands import main
 from agentrl_cli.reports.reference import FILE
 from agentrl_cli.rollout import Job
-from tests.helpers.chat import CHAT
+from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
-from tests.helpers.gateway import call
 from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """

@@ -15,8 +15,9 @@ from agentrl_cli.sft.from_store import choose
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from benchmarks.traces import traces
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
-from tests.helpers.packs import call, play
+from tests.helpers.packs import play
 from tests.helpers.tui import press, showing, visible
 from tests.plugins.traces.test_atif import SUB_AGENTS
 from tests.plugins.traces.test_otlp import FORMS

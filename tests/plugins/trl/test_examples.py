@@ -24,7 +24,8 @@ from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.tools.configured import load_tools
 from tests.helpers import trees
-from tests.helpers.packs import call, pack, play, row
+from tests.helpers.chat import call
+from tests.helpers.packs import pack, play, row
 from tests.helpers.rewards import TASK, context, episode, value
 
 # The documentation's examples 1, 1.1, 2 (for conversations), 3 (for texts), 4 and 5.

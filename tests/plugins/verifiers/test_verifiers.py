@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.types import Outcome
-from tests.helpers.gateway import call
+from tests.helpers.chat import call
 from tests.helpers.programs import play_published
 
 TASKSET = """

@@ -18,7 +18,8 @@ from agentrl_cli.rewards import Reward, score
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.tasks.forms import detect, normal
 from agentrl_cli.tools import ToolContext
-from tests.helpers.packs import answers, call, pack, play, row
+from tests.helpers.chat import call
+from tests.helpers.packs import answers, pack, play, row
 from tests.helpers.rewards import context, episode, value
 from tests.plugins.verl import answers as random_answers
 

@@ -28,14 +28,14 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.types import Outcome, Task, ToolResult
-from tests.helpers.chat import schema
+from tests.helpers.chat import call, schema
 from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants, run_code
 from tests.helpers.remote import server
 from tests.helpers.train import Started, start
 from tests.helpers.web import calls
-from tests.rollout.test_rollout import call, pack_of, rollout_of
+from tests.rollout.test_rollout import pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
 
