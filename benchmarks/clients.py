@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.agents.gateway.session import Trace
-from tests.helpers.chat import add
-from tests.helpers.gateway import MODEL, call, served, world_of
+from tests.helpers.chat import add, call
+from tests.helpers.gateway import MODEL, served, world_of
 
 TASK = "What is 17 + 25, and then plus 8?"
 REPLIES = (

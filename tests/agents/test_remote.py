@@ -24,13 +24,8 @@ from agentrl_cli.rollout import Job
 from tests.agents.test_runners import pack_of, play, rollout_of
 from tests.helpers.chat import CHAT, call
 from tests.helpers.gateway import MODEL, served, world_of
-from tests.helpers.processes import ROOT, soon
+from tests.helpers.processes import ROOT, free_port, soon
 from tests.helpers.programs import agent_of, episode_of, rehearsed
-
-
-def free() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 class Elsewhere:
@@ -67,7 +62,7 @@ class Elsewhere:
 def begun(
     folder: Path, store: Store | None = None, **agent: Any
 ) -> tuple[asyncio.Task[Episode], Elsewhere]:
-    address = free()
+    address = f"127.0.0.1:{free_port()}"
     pack = pack_of(folder, agent={"remote": address, "timeout": 600, **agent})
     return asyncio.ensure_future(play(pack, store=store)), Elsewhere(address)
 
@@ -189,7 +184,7 @@ async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "worker.py").write_bytes(Path(shipped.__file__).read_bytes())
-    address = free()
+    address = f"127.0.0.1:{free_port()}"
     pack = pack_of(tmp_path / "pack", agent={"remote": address, "fields": ["answer"]})
     async with working(tmp_path, f"-I -S worker.py {address} mine.py:{name} --at-once 2"):
         rollout = rollout_of(pack, lambda key, ids: "Four.")
@@ -221,7 +216,7 @@ async def working(folder: Path, words: str) -> AsyncIterator[asyncio.subprocess.
 async def test_the_worker_reports_a_reward_that_is_not_a_finite_number_and_an_exit(
     tmp_path: Path, name: str, error: str
 ) -> None:
-    address = free()
+    address = f"127.0.0.1:{free_port()}"
     async with working(tmp_path, f"-m agentrl_cli.agents.worker {address} mine:{name}"):
         pack = pack_of(tmp_path / "pack", agent={"remote": address, "timeout": 60})
         episode = await play(pack)
@@ -229,7 +224,9 @@ async def test_the_worker_reports_a_reward_that_is_not_a_finite_number_and_an_ex
 
 
 async def test_the_worker_refuses_a_function_that_no_task_fits(tmp_path: Path) -> None:
-    async with working(tmp_path, f"-m agentrl_cli.agents.worker {free()} mine:odd") as process:
+    async with working(
+        tmp_path, f"-m agentrl_cli.agents.worker 127.0.0.1:{free_port()} mine:odd"
+    ) as process:
         said = (await process.communicate())[1].decode()
     assert process.returncode == 1 and "'question', which no task gives" in said
 

@@ -5,7 +5,6 @@ The examples run, and agent frameworks against the gateway fork no history that 
 
 import asyncio
 import gc
-import io
 import json
 import re
 from importlib.util import find_spec
@@ -18,7 +17,6 @@ import pytest
 from agentrl_cli import Config, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.jail import unavailable
-from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import estimate
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
@@ -31,6 +29,7 @@ from tests.agents.test_runners import LIMITS, TOOLS, pack_of, rollout_of
 from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
 from tests.helpers.processes import ROOT
+from tests.helpers.session import scripted, what_if
 from tests.helpers.train import after_training, as_bytes, episodes_of, write_pack, write_project
 
 AGENT = """\
@@ -106,11 +105,8 @@ def stored(folder: Path, code: str = TOOLS) -> tuple[Path, str]:
 
 def tried(db: Path, episode: str, *given: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and events of a what-if; the model says `3` from where it is free."""
-    out, script = io.StringIO(), db.parent / "script.json"
-    script.write_text(json.dumps(["3"]))
-    more = ["--model", "scripted", "--script", str(script), "--project", str(db.parent)]
-    status = asyncio.run(run(["--db", str(db), "--episode", episode, *given, *more], out))
-    return status, [json.loads(line) for line in out.getvalue().splitlines()]
+    more = (*scripted(db.parent, "3"), "--project", str(db.parent))
+    return asyncio.run(what_if(db, episode, *given, *more))
 
 
 def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:

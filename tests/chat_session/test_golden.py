@@ -27,6 +27,7 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Tokens
 from tests.helpers.chat import call
+from tests.helpers.session import scripted
 
 HERE = Path(__file__).parent
 # Keys of events that another machine or day writes otherwise.
@@ -431,11 +432,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def scripted(folder: Path, replies: Sequence[str]) -> list[str]:
-    (folder / "script.json").write_text(json.dumps(replies))
-    return ["--model", "scripted", "--script", str(folder / "script.json")]
-
-
 def saved(db: Path, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     with Store.open(db, readonly=True) as store:
         ids = [event["episode"] for event in events if event["ev"] in ("saved", "child", "rewards")]
@@ -457,7 +453,7 @@ async def talk(
 async def test_a_chat_says_what_it_said(name: str, folder: Path) -> None:
     replies, arguments, requests, answers = CHATS[name]
     db = folder / "c.db"
-    model = scripted(folder, replies) if replies else []
+    model = scripted(folder, *replies) if replies else []
     events = await talk(db, ["--project", str(folder), *model, *arguments], requests, answers)
     found = {"events": stable(events), "stored": saved(db, events)}
     check("golden_chat.json", name, named(found, folder))
@@ -519,13 +515,13 @@ async def test_what_ifs_of_a_call_say_what_they_said(folder: Path) -> None:
         found: dict[str, Any] = {"episode": stored(store.episodes.get(episode))}
     found["rerun"] = await what_if(folder, episode, "--rerun")
     found["verify"] = await what_if(folder, episode, "--verify")
-    script = scripted(folder, [calc("1+1"), "2"])
+    script = scripted(folder, calc("1+1"), "2")
     found["again"] = await what_if(folder, episode, *again(2, 3), *script)
     found["later"] = await what_if(folder, episode, *again(4), *script)
     edit = ["--edit", "-I try " + calc("9*9")]
     found["edit"] = await what_if(folder, episode, *again(4), *script, *edit)
     found["edited text"] = await what_if(folder, episode, *again(2, 1), *script, "--edit", "6.")
-    calls = scripted(folder, [calc(f"{n}+1") for n in range(9)])
+    calls = scripted(folder, *(calc(f"{n}+1") for n in range(9)))
     found["too many turns"] = await what_if(folder, episode, *again(2, 1), *calls)
     found["mistakes"] = [
         await what_if(folder, episode, "--turn", turn, *script) for turn in ("0", "1", "99")
@@ -544,7 +540,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
 ) -> None:
     found: dict[str, Any] = {}
     episode = await fill(folder, load_pack("guess-task"), 0, "10", "15", "12", max_turns=5)
-    script = scripted(folder, ["3", "4", "5", "6", "7"])
+    script = scripted(folder, "3", "4", "5", "6", "7")
     found["user"] = [
         await what_if(folder, episode, "--rerun"),
         await what_if(folder, episode, *again(4), *script),
@@ -553,7 +549,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
     door = load_pack(str(folder / "door"))
     (folder / "agentrl.yaml").write_text("task: {packs: [door]}\n")
     episode = await fill(folder, door, 0, "knock", "please", "sesame")
-    script = scripted(folder, ["open", "sesame"])
+    script = scripted(folder, "open", "sesame")
     found["world"] = [
         await what_if(folder, episode, "--rerun"),
         await what_if(folder, episode, *again(3, 3), *script),
@@ -563,7 +559,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
     (folder / "agentrl.yaml").write_text("task: {packs: [odd]}\n")
     limits = {"max_new_tokens": 40, "max_turns": 5}
     episode = await fill(folder, odd, 0, call("send", text="a"), "x", **limits)
-    script = scripted(folder, [call("boom", text="b"), "many words " * 50])
+    script = scripted(folder, call("boom", text="b"), "many words " * 50)
     found["limit"] = [
         await what_if(folder, episode, "--rerun"),
         await what_if(folder, episode, *again(3), *script),
@@ -572,7 +568,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
     code = load_pack("code-task")
     said = (python("x = 1"), python("x += 1; x"), "Answer: 2")
     episode = await fill(folder, code, 0, *said)
-    script = scripted(folder, [python("x += 5; x"), "Answer: 6"])
+    script = scripted(folder, python("x += 5; x"), "Answer: 6")
     found["sandbox"] = [
         await what_if(folder, episode, "--rerun"),
         await what_if(folder, episode, *again(4, 3), *script),
@@ -583,7 +579,7 @@ async def test_what_ifs_with_a_limit_a_user_a_world_and_a_sandbox(
 async def test_a_chat_continues_a_stored_episode_as_it_did(folder: Path) -> None:
     said = ("See.\n" + calc("2*3"), calc("6/0"), "6")
     episode = await fill(folder, load_pack("calc-task"), 0, *said)
-    script = scripted(folder, [calc("1+1"), "2", "three"])
+    script = scripted(folder, calc("1+1"), "2", "three")
     with Store.open(folder / "a.db") as store, store.transaction() as conn:
         conn.execute("UPDATE tool_calls SET result='other' WHERE episode_id=?", (episode,))
     requests = [op("retry"), op("reward"), op("save"), op("undo"), op("undo"),

@@ -1,7 +1,6 @@
 """What-if: recorded calls run again, rewards computed again, continuing from a turn, children in the store."""
 
 import asyncio
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from agentrl_cli.chat_session.rerun import (
     rerun_calls,
     same_answer,
 )
-from agentrl_cli.chat_session.whatif import ARGUMENTS, child_object, rerun_object, run
+from agentrl_cli.chat_session.whatif import ARGUMENTS, child_object, rerun_object
 from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import bundled_model
@@ -34,6 +33,7 @@ from agentrl_cli.tui.whatif.view import event_lines, whatif_arguments
 from agentrl_cli.types import Episode, Outcome, StopReason, Task, ToolCall, ToolResult, Turn
 from tests.chat_session.test_golden import fill
 from tests.helpers.sandbox import open_sandbox
+from tests.helpers.session import scripted, what_if
 from tests.helpers.trees import grafted
 from tests.helpers.tui import press, screen_of, showing, until_text, visible
 
@@ -54,12 +54,6 @@ def solution() -> list[str]:
                 message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
             )
     return texts
-
-
-async def child(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    out = io.StringIO()
-    code = await run(["--db", str(db), "--episode", episode, *arguments], out)
-    return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -134,22 +128,15 @@ async def test_a_what_if_says_whose_weights_continue(
     with Store.open(copy) as store, store.transaction() as conn:
         store.runs.add_checkpoint("r1", 1, bundled_model(), {}, "step")
         conn.execute("UPDATE episodes SET weights_version='made@1'")
-    code, events = await child(copy, episode, "--turn", "2")
+    code, events = await what_if(copy, episode, "--turn", "2")
     assert code == 0 and events[0]["model"] == "made@1" == events[0]["sampled_by"]
     assert "made@1" in event_lines(events[0])[0].plain
     other = event_lines({**events[0], "sampled_by": "made@0"})[0].plain
     assert other.endswith("; the episode was sampled by made@0")
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "script.json"
-    path.write_text(json.dumps(["It is 3."]))
-    return path
-
-
 async def test_verifying_says_where_it_diverged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = tmp_path / "a.db"
     episode = await fill(tmp_path, PACK, ROW, *solution())
@@ -169,8 +156,8 @@ async def test_verifying_says_where_it_diverged(
     assert "diverged at call 1" in seen.out and "-something else" in seen.out and "1 of" in seen.err
     with Store.open(db, readonly=True) as store:
         assert len(store.episodes.ids()) == 2
-    given = ["--turn", "4", "--samples", "2", "--model", "scripted", "--script", str(script)]
-    _, events = await child(db, episode, *given)
+    given = ["--turn", "4", "--samples", "2", *scripted(tmp_path, "It is 3.")]
+    _, events = await what_if(db, episode, *given)
     diverged = [event for event in events if event["ev"] == "diverged"]
     assert [(event["call"], event["turn"]) for event in diverged] == [(1, 2)]
     assert "diverged at call 1" in event_lines(diverged[0])[0].plain
@@ -188,7 +175,7 @@ async def test_verifying_says_where_it_diverged(
 
 
 async def test_a_reroll_of_a_branch_continues_its_path(
-    made: tuple[Path, str], script: Path
+    made: tuple[Path, str], tmp_path: Path
 ) -> None:
     db, episode = made
     with Store.open(db) as store:
@@ -201,12 +188,9 @@ async def test_a_reroll_of_a_branch_continues_its_path(
         str(turn + 2),
         "--samples",
         "1",
-        "--model",
-        "scripted",
-        "--script",
-        str(script),
+        *scripted(tmp_path, "It is 3."),
     ]
-    code, events = await child(db, "tree", *given)
+    code, events = await what_if(db, "tree", *given)
     assert code == 0, events
     (made_,) = [event for event in events if event["ev"] == "child"]
     with Store.open(db, readonly=True) as store:
@@ -219,7 +203,7 @@ async def test_a_reroll_of_a_branch_continues_its_path(
     )
     chain, at, places = chain_to(tree, turn + 2)
     assert (at, places) == (4, (0, 1, *range(turn, len(tree.turns)))) and chain.linear
-    code, events = await child(db, "tree", "--verify")
+    code, events = await what_if(db, "tree", "--verify")
     assert code == 0 and all(event["same"] for event in events if event["ev"] == "rerun")
 
 

@@ -1,6 +1,5 @@
 """Worlds that answer by themselves, in rollouts, chats and what-ifs: simulated users, an environment of a pack."""
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Config, Pack, ScriptedPolicy, load_pack
-from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.commands import main
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
@@ -25,6 +23,7 @@ from tests.helpers.chat import CHAT, call
 from tests.helpers.cli import Cli
 from tests.helpers.packs import pack as write_pack
 from tests.helpers.remote import server
+from tests.helpers.session import scripted, what_if
 from tests.helpers.web import completion, served
 from tests.tui.test_chat import serve
 
@@ -51,18 +50,6 @@ async def play(
         policy = ScriptedPolicy(said, tokenizer)
         rollout = Rollout(policy, CHAT, {pack.name: pack}, settings, store=store)
         return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
-
-
-async def what_if(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    out = io.StringIO()
-    code = await run(["--db", str(db), "--episode", episode, *arguments], out)
-    return code, [json.loads(line) for line in out.getvalue().splitlines()]
-
-
-def scripted(folder: Path, *said: str) -> list[str]:
-    path = folder / "script.json"
-    path.write_text(json.dumps(said))
-    return ["--model", "scripted", "--script", str(path)]
 
 
 def guess(secret: int = 12) -> tuple[Pack, Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import multiprocessing
@@ -193,6 +194,16 @@ async def after_training(
     """As `trainer_of`, with the run once it has been trained."""
     async with trainer_of(project, folder, hooks, run, **sections) as trainer:
         yield trainer, await trainer.train()
+
+
+def train_here(project: Path, folder: Path, **sections: Any) -> RunRow:
+    """Train in this process; the run as it ended."""
+
+    async def train() -> RunRow:
+        async with after_training(project, folder, **sections) as (_, run):
+            return run
+
+    return asyncio.run(train())
 
 
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:

@@ -20,9 +20,10 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
-from tests.envs.test_worlds import guess, play, what_if
+from tests.envs.test_worlds import guess, play
 from tests.helpers.chat import BYTES, CHAT
 from tests.helpers.remote import server, silent
+from tests.helpers.session import what_if
 from tests.helpers.train import after_training, episodes_of, trainer_of, write_project
 from tests.tui.test_chat import serve
 

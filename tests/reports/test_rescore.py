@@ -1,6 +1,5 @@
 """A run scored again: weights, functions and estimators by hand; what was trained on stays; filters read it."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from agentrl_cli import Episode, Store
 from tests.helpers.cli import Cli
-from tests.helpers.train import episodes_of, trainer_of, write_model
+from tests.helpers.train import episodes_of, train_here, write_model
 
 EQUAL = "skipped:no_signal: all rewards of the group are equal"
 BROKEN = "def broken(episode, ctx):\n    raise ValueError('no')\n\n\nNUMBER = 3\n"
@@ -24,13 +23,7 @@ def words(episode, ctx):
 
 
 def train(folder: Path, **sections: Any) -> Path:
-    model = write_model(folder / "model")
-
-    async def run() -> None:
-        async with trainer_of(folder / "project", model, **sections) as trainer:
-            await trainer.train()
-
-    asyncio.run(run())
+    train_here(folder / "project", write_model(folder / "model"), **sections)
     return folder / "project" / "runs" / "agentrl.db"
 
 

@@ -3,7 +3,6 @@
 On the store's best episodes: which ones, by their very ids; training goes on from the result.
 """
 
-import asyncio
 import dataclasses
 import itertools
 import json
@@ -40,7 +39,7 @@ from agentrl_cli.sft.recipe import RecipeRun, find_recipe
 from agentrl_cli.sft.train import _backward, lessons, make, use_recipe
 from agentrl_cli.types import supports
 from tests.helpers.cli import Cli
-from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model, write_project
+from tests.helpers.train import VOCABULARY, episodes_of, train_here, write_model, write_project
 from tests.helpers.trees import episode, three_leaves
 
 SMALL = Recipe(
@@ -320,12 +319,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of the bandit whose store holds a training of three steps."""
     folder = tmp_path_factory.mktemp("rft")
     model = write_model(folder / "model")
-
-    async def train() -> None:
-        async with trainer_of(folder / "project", model, train={"steps": 3}) as trainer:
-            await trainer.train()
-
-    asyncio.run(train())
+    train_here(folder / "project", model, train={"steps": 3})
     return write_project(folder / "project", model)
 
 

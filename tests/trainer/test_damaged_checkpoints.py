@@ -22,7 +22,7 @@ from agentrl_cli.models.checkpoint import CHECKSUMS, damage, load_weights, writt
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.store import RunRow, Store
-from tests.helpers.train import as_bytes, trainer_of, write_model, write_project
+from tests.helpers.train import as_bytes, train_here, trainer_of, write_model, write_project
 
 PPO = {"advantage": "gae", "drop_zero_variance": False}
 FULL: dict[str, Any] = {"enabled": False}
@@ -53,13 +53,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def train(project: Path, model: Path, **sections: Any) -> RunRow:
-    async def go() -> RunRow:
-        async with trainer_of(
-            project, model, algo=PPO, train={"save_every": 1}, **sections
-        ) as trainer:
-            return await trainer.train()
-
-    return asyncio.run(go())
+    return train_here(project, model, algo=PPO, train={"save_every": 1}, **sections)
 
 
 def resume(

@@ -47,11 +47,6 @@ class Saboteur:
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @contextlib.asynccontextmanager
 async def training(folder: Path, model: Path, **cluster: Any) -> AsyncIterator[Trainer]:
     """A deterministic training; `cluster` are its settings."""
