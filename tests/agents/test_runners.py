@@ -26,7 +26,8 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT, call
-from tests.helpers.processes import ROOT, alive, soon
+from tests.helpers.processes import alive, soon
+from tests.helpers.train import start_code
 
 LIMITS = {"max_tokens": 4000, "max_new_tokens": 100, "max_turns": 4}
 ADD = {
@@ -427,13 +428,11 @@ async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> No
         "import asyncio, sys\nfrom pathlib import Path\nfrom tests.agents.test_runners import play\n"
         "from agentrl_cli.tasks import load_pack\nasyncio.run(play(load_pack(Path(sys.argv[1]))))"
     )
-    trainer = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, str(tmp_path / "pack"), cwd=ROOT
-    )
+    trainer = start_code(tmp_path, script, str(tmp_path / "pack"))
     while not (mark.is_file() and len(mark.read_text().split()) == 4):
         await asyncio.sleep(0.05)
-    trainer.kill()
-    await trainer.wait()
+    trainer.process.kill()
+    trainer.end()
     assert await soon(lambda: not any(alive(int(pid)) for pid in mark.read_text().split()))
 
 

@@ -287,8 +287,12 @@ def _start(log: Path, target: Callable[..., None], *given: object) -> Started:
 
 def spawn_code(folder: Path, code: str, *args: str) -> tuple[int, str]:
     """As `spawn`, a program in Python instead of a command."""
-    log = folder / "output.txt"
-    return _start(log, code_process, str(folder), str(log), code, [*args]).end()
+    return start_code(folder, code, *args).end()
+
+
+def start_code(folder: Path, code: str, *args: str, log: str = "output.txt") -> Started:
+    """As `start`, a program in Python instead of a command."""
+    return _start(folder / log, code_process, str(folder), str(folder / log), code, [*args])
 
 
 def set_environment(**values: str) -> None:

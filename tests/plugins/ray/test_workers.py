@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -23,7 +21,7 @@ from agentrl_cli.sandbox import owner
 from agentrl_cli.trainer import Trainer, build_trainer
 from agentrl_cli.trainer.prefetch import ages
 from tests.helpers.remote import StandIn, server
-from tests.helpers.train import episodes_of, settings, write_model, write_pack
+from tests.helpers.train import Started, episodes_of, settings, start_code, write_model, write_pack
 from tests.plugins.ray.links import SERVICES
 
 STEPS = 3
@@ -179,33 +177,34 @@ async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
 
 
 DRIVER = """
+import sys, tempfile, time
 from pathlib import Path
 from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.config import Config
+tempfile.tempdir = sys.argv[1]
 with open_links(Config.model_validate({"cluster": {"kind": "processes", "workers": 1}}), Path()) as (links, save):
     save.args[0].joinpath("m@1.safetensors").write_bytes(b"weights")
     print(save.args[0], flush=True)
-    input()
+    while not Path("end").exists():
+        time.sleep(0.05)
 """
 
 
-def driver() -> tuple[subprocess.Popen[str], Path]:
+def driver(folder: Path, log: str) -> tuple[Started, Path]:
     """A run with workers, and where their weights are."""
-    process = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True)
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip())
+    started = start_code(folder, DRIVER, str(folder), log=log)
+    return started, Path(started.line("/"))
 
 
 def test_weights_of_a_killed_run_go_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, left = driver()
-    alive, kept = driver()
+    killed, left = driver(tmp_path, "killed.txt")
+    alive, kept = driver(tmp_path, "alive.txt")
     try:
-        killed.kill()
-        killed.communicate()
+        killed.process.kill()
+        killed.end()
         assert left.parent == tmp_path and left.joinpath("m@1.safetensors").is_file()
         foreign = tmp_path / left.name.replace(
             owner._machine(), "-00000000-"
@@ -218,7 +217,8 @@ def test_weights_of_a_killed_run_go_at_the_next_start(
             assert not left.exists()
         assert kept.is_dir() and foreign.is_dir() and link.is_symlink()
     finally:
-        alive.communicate("\n")
+        (tmp_path / "end").touch()
+        alive.end()
     assert not kept.exists()
 
 
