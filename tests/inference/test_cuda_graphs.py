@@ -90,8 +90,8 @@ async def test_new_weights_keep_graphs_and_a_pool_elsewhere_drops_them() -> None
     policy.set_version("1")
     await check_turn(policy, model, ids, 20)
     assert first and list(graphs(policy).graphs.values())[: len(first)] == first
-    await check_turn(policy, model, range(6, 46), 100, "b")
-    sampling = Sampling(temperature=0, max_new_tokens=20)
+    await check_turn(policy, model, range(6, 46), 40, "b")
+    sampling = Sampling(temperature=0, max_new_tokens=4)
     many = (policy.generate(f"c{n}", [7 + n] * 200, sampling) for n in range(8))
     await asyncio.gather(*many)
     left = graphs(policy).graphs.values()
