@@ -138,10 +138,10 @@ async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
     await until_text(pilot, marker) if marked or name == "palette" else None
     for _ in range(3):
         await app.reader.call(lambda store: None)
-        await pilot.pause(0.05)
+        await pilot.pause(0.02)
     steady(app)
     app.screen.refresh()  # what is under a dialog may have been painted before it was complete
-    await pilot.pause(0.05)
+    await pilot.pause(0.02)
     found = shot(app)
     while len(app.screen_stack) > 2:
         await app.pop_screen()
