@@ -102,7 +102,8 @@ async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(
 
 
 async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., Any]) -> None:
-    async with chatting([TWO, "done", TWO, "all of it", TWO, "so", TWO], "--approve") as chat:
+    replies = [TWO, "done", TWO, "all of it", TWO, "so", TWO, CALL, "54."]
+    async with chatting(replies, "--approve") as chat:
         for answers, wanted in (
             ([("n", "call 2 of 2?"), ("y", "done")], [REFUSED, "42"]),
             ([("all", "all of it")], ["54", "42"]),
@@ -117,10 +118,6 @@ async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., A
         await chat.say("both?", "call 1 of 2?")
         await chat.say("none")
         assert chat.turns[-1]["role"] == "assistant" and not chat.screen.asked
-
-
-async def test_replay_waits_until_the_calls_are_decided(chatting: Callable[..., Any]) -> None:
-    async with chatting([CALL, "54."], "--approve") as chat:
         await chat.say("12*4.5?", "run this?")
         await chat.enter("/replay", "it is sent when the model is done")
         await chat.enter("y", chat.replays)
