@@ -91,6 +91,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """An empty store. A file's own `store` adds to it."""
+    from agentrl_cli.store import Store
+
+    with Store.open(tmp_path / "runs" / "agentrl.db") as opened:
+        yield opened
+
+
+@pytest.fixture
 def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
     """Runs commands in `tmp_path`, or where its `folder` says; see tests/helpers/cli.py."""
     from tests.helpers.cli import Cli

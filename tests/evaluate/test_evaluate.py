@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -272,12 +272,6 @@ def write_pack(folder: Path, answers: Sequence[str] = ("ant", "bee", "cow", "dog
 @pytest.fixture
 def packs(tmp_path: Path) -> dict[str, Pack]:
     return {"words": load_pack(write_pack(tmp_path / "words"))}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "a.db") as opened:
-        yield opened
 
 
 @dataclass

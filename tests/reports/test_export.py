@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,47 +33,46 @@ SECRET = "sk-" + "a1B2" * 8
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "a.db") as opened:
-        opened.runs.add(RunRow(id="r1", name="grpo"))
-        for n, text in enumerate(["What is 12 * 4,5?\nThink.", f"my key is {SECRET}"]):
-            tokens = Tokens.from_ids([n, 2, 3], [Origin.USER] * 3)
-            calls = (ToolCall("c", "calculator", {"expr": "12 * 4,5"}, "{}"),)
-            called = {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"function": {"name": "calculator"}}],
-            }
-            opened.episodes.finish(
-                Episode(
-                    f"e{n}",
-                    "calc/1",
-                    run_id="r1",
-                    turns=(
-                        Turn(
-                            0,
-                            "user",
-                            ({"role": "user", "content": [{"type": "text", "text": text}]},),
-                            0,
-                            3,
-                        ),
-                        Turn(1, "assistant", (called,), 3, 3, calls=calls),
-                        Turn(
-                            2,
-                            "tool",
-                            ({"role": "tool", "content": "54.0"},),
-                            3,
-                            3,
-                            results=(ToolResult("54.0"),),
-                        ),
+def store(store: Store) -> Store:
+    store.runs.add(RunRow(id="r1", name="grpo"))
+    for n, text in enumerate(["What is 12 * 4,5?\nThink.", f"my key is {SECRET}"]):
+        tokens = Tokens.from_ids([n, 2, 3], [Origin.USER] * 3)
+        calls = (ToolCall("c", "calculator", {"expr": "12 * 4,5"}, "{}"),)
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "calculator"}}],
+        }
+        store.episodes.finish(
+            Episode(
+                f"e{n}",
+                "calc/1",
+                run_id="r1",
+                turns=(
+                    Turn(
+                        0,
+                        "user",
+                        ({"role": "user", "content": [{"type": "text", "text": text}]},),
+                        0,
+                        3,
                     ),
-                    tokens=tokens,
-                    reward_parts=(RewardPart("correct", float("nan"), 1.0, primary=True),),
-                    outcome=Outcome.FAILED,
-                    started=1.0 + n,
-                )
+                    Turn(1, "assistant", (called,), 3, 3, calls=calls),
+                    Turn(
+                        2,
+                        "tool",
+                        ({"role": "tool", "content": "54.0"},),
+                        3,
+                        3,
+                        results=(ToolResult("54.0"),),
+                    ),
+                ),
+                tokens=tokens,
+                reward_parts=(RewardPart("correct", float("nan"), 1.0, primary=True),),
+                outcome=Outcome.FAILED,
+                started=1.0 + n,
             )
-        yield opened
+        )
+    return store
 
 
 def test_sequences_are_a_row_per_branch_with_shared_tokens_as_context(

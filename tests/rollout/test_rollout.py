@@ -1,9 +1,8 @@
 """The agent loop with a scripted policy and a byte tokenizer: every token, every ending, every limit."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,10 +96,9 @@ class Noting(ScriptedPolicy):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "a.db") as opened:
-        opened.runs.add(RunRow(id="r1", name="fox"))
-        yield opened
+def store(store: Store) -> Store:
+    store.runs.add(RunRow(id="r1", name="fox"))
+    return store
 
 
 def job_of(pack: Pack, **facts: Any) -> Job:

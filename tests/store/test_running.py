@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,10 @@ from tests.store.test_store import random_episode, same
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "a.db") as opened:
-        opened.runs.add(RunRow(id="r1", name="a"))
-        opened.tokenizers.add("hash", "{}")
-        yield opened
+def store(store: Store) -> Store:
+    store.runs.add(RunRow(id="r1", name="a"))
+    store.tokenizers.add("hash", "{}")
+    return store
 
 
 def begun(episode: Episode) -> Episode:

@@ -3,7 +3,6 @@
 import math
 import re
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,6 @@ from agentrl_cli.types import (
 from agentrl_cli.types.content import digest
 from tests.helpers.trees import Said, chain, fork, sub_agent, three_leaves
 from tests.helpers.trees import episode as said_episode
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "runs" / "agentrl.db") as opened:
-        yield opened
 
 
 def same(a: Any, b: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -39,11 +38,10 @@ EPISODES = [
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "agentrl.db") as opened:
-        opened.runs.add(RunRow(id="r1", name="run"))
-        opened.episodes.add(EPISODES)
-        yield opened
+def store(store: Store) -> Store:
+    store.runs.add(RunRow(id="r1", name="run"))
+    store.episodes.add(EPISODES)
+    return store
 
 
 def listed(store: Store, filter: str = "", sort: str = "time") -> list[str]:

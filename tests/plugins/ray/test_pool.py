@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,12 +102,6 @@ async def whole() -> Episode:
 @pytest.fixture
 def play(whole: Episode) -> Play:
     return copy_of(whole)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as opened:
-        yield opened
 
 
 def pool_of(
