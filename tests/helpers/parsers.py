@@ -72,7 +72,7 @@ def check_time(name: str) -> None:
                 for call in parse_text(head + marker * count + tail, parser, TOOLS).calls:
                     assert call.arguments is not None or call.error
 
-            assert exponent(read, 200) < 1.5, (head, marker, tail)
+            assert exponent(read, 100) < 1.5, (head, marker, tail)
 
 
 def check_bad_arguments(name: str) -> None:
