@@ -90,6 +90,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Any:
+    """How a training ends that nothing interrupts: tests/trainer/test_resume.py."""
+    from tests.helpers.train import spawn_well
+    from tests.trainer.test_resume import ending, project_of
+
+    project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
+    spawn_well(project, "train")
+    return ending(project)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     """An empty store. A file's own `store` adds to it."""

@@ -29,13 +29,6 @@ from tests.helpers.train import Started, spawn, spawn_well, start
 from tests.trainer.test_resume import EPISODES, STEPS, ending, only_run, plan, project_of
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
-    project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    spawn_well(project, "train")
-    return ending(project)
-
-
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has nothing to do with any run."""

@@ -138,13 +138,6 @@ def killed(project: Path, event: str, call: int) -> dict[str, list[int]]:
     return {e.id: e.tokens.ids.tolist() for e in done}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
-    project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    spawn_well(project, "train")
-    return ending(project)
-
-
 @pytest.mark.parametrize(
     ("event", "call"),
     [
