@@ -111,6 +111,15 @@ def store(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
+async def sandbox() -> Any:
+    """A sandbox with one worker; tests/sandbox has its own."""
+    from tests.helpers.sandbox import open_sandbox
+
+    async with await open_sandbox(workers=1) as opened:
+        yield opened
+
+
+@pytest.fixture
 def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
     """Runs commands in `tmp_path`, or where its `folder` says; see tests/helpers/cli.py."""
     from tests.helpers.cli import Cli

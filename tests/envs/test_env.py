@@ -19,7 +19,6 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult
 from tests.helpers.chat import BYTES, CHAT, add, schema
-from tests.helpers.sandbox import open_sandbox
 
 TASK = Task("t", "p", "f", "train", ({"role": "user", "content": "Hi."},), {"answer": "5"})
 
@@ -283,12 +282,6 @@ async def test_an_env_may_cut_an_episode_off_and_one_that_cannot_be_made_is_an_e
 
 
 ASKED = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1) as opened:
-        yield opened
 
 
 def send() -> str:

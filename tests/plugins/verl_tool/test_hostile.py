@@ -4,7 +4,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import as_tool
 from tests.helpers.chat import add, schema
 from tests.helpers.growth import exponent
-from tests.helpers.sandbox import open_sandbox
 from tests.plugins.verl_tool.test_server import world
 
 TOOLS = [schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
@@ -112,12 +111,6 @@ async def test_bodies(tmp_path: Path) -> None:
             for path, given in REFUSED:
                 assert (await client.post(path, json=given)).status == 400, given
     assert wrong[200] > 40 and wrong[400] > 200
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1) as opened:
-        yield opened
 
 
 async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rollout(
