@@ -134,12 +134,12 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
         def opacity() -> dict[str, float]:
             return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
 
-        def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
+        def before_paint(paint: Callable[[], None] = screen.paint) -> None:
             dimmed.append(opacity())
             paint()
             dimmed.append(opacity())
 
-        monkeypatch.setattr(screen.panes, "paint", before_paint)
+        monkeypatch.setattr(screen, "paint", before_paint)
         await until(pilot, lambda: set(opacity().values()) == {1.0})
         before = screen.episode_id
         await pilot.press("l")
@@ -210,7 +210,7 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
         replay(tmp_path / "half.db", "cut"), "RUNNING", notifications=True, size=WIDE
     ) as pilot:
         screen = screen_of(pilot, ReplayScreen)
-        await until(pilot, lambda: screen.panes._version is not None)
+        await until(pilot, lambda: screen._version is not None)
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
@@ -334,9 +334,7 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
     ) as pilot:
         screen = screen_of(pilot, ReplayScreen)
         assert "FOLLOWING" in await press(pilot, "L", then="FOLLOWING")
-        await until(
-            pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None
-        )
+        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen._version is not None)
         newer = demo.episode(words, 5, solved=True, step=3).with_(
             id="newer", started=4e9, ended=4e9
         )

@@ -503,9 +503,9 @@ async def test_keys_of_the_user_and_clicks(
         titles = {item.title for item in app.get_system_commands(screen)}
         assert "Quit" in titles and "Screenshot" not in titles
         await pilot.click("#turns", offset=(3, 2))
-        assert screen.view is not None and screen.view.block_of(screen.panes.tokens.cursor) == 1
+        assert screen.view is not None and screen.view.block_of(screen.tokens.cursor) == 1
         await pilot.click("#map", offset=(5, 1))
-        assert screen.panes.tokens.cursor == 0
+        assert screen.tokens.cursor == 0
         await pilot.click("#group", offset=(3, 3))
         await until(pilot, lambda: screen.episode_id == "ep0040001")
         await pilot.click("#group", offset=(3, 0))  # its title

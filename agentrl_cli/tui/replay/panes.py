@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from rich.text import Text
 from textual import on, work
@@ -12,7 +11,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError, pluralise
-from agentrl_cli.tui.common.agent_screen import report_failure
+from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import (
     EpisodeView,
@@ -36,8 +35,8 @@ STALE = "-stale"
 TOO_SMALL = "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`."
 
 
-class EpisodePanes(Vertical):
-    """Everything around the tokens of one episode. Reads through the reader only."""
+class EpisodeScreen(AgentScreen):
+    """One episode, its tokens and everything around them. Reads through the reader only."""
 
     view: EpisodeView | None = None
     fork: Fork | None = None
@@ -53,49 +52,41 @@ class EpisodePanes(Vertical):
     def __init__(
         self, reader: Reader, episode_id: str, browse: Browse | None, place: Place | None
     ) -> None:
-        super().__init__(id="panes")
-        self.reader, self.episode_id, self._place = reader, episode_id, place
+        super().__init__(reader)
+        self.episode_id, self._place = episode_id, place
         self.browse, self.listed = browse or Browse(), browse is not None
         self.tokens, self.other = TokenView(id="tokens"), TokenView(id="other")
 
     def compose(self) -> ComposeResult:
-        yield from (Rows(id="head"), Rows(id="subhead"), Rows(id="strip"))
-        with Horizontal(id="body"):
-            with VerticalScroll(id="left", classes="pane", can_focus=False):
-                yield from (Rows(id="group"), Rows(id="failure", classes="-empty"))
-                yield from (Rows(id="turns", classes="gap"), Rows(id="legend", classes="gap"))
-            with Vertical(id="middle", classes="pane"):
-                with Horizontal(id="texts"):
-                    yield Vertical(Rows(id="mine-title"), self.tokens, id="mine")
-                    yield Vertical(Rows(id="beside-title"), self.other, id="beside")
-                yield from (Rows(id="diff"), Rows(id="map"), Rows(id="steps", classes="-empty"))
-            with VerticalScroll(id="right", classes="pane", can_focus=False):
-                yield Rows(id="reward")
-                yield from (Rows(id="token", classes="gap"), Rows(id="why", classes="gap"))
-        yield Static(TOO_SMALL, id="enlarge", markup=False)
-        yield Rows(id="status")
+        with Vertical(id="panes"):
+            yield from (Rows(id="head"), Rows(id="subhead"), Rows(id="strip"))
+            with Horizontal(id="body"):
+                with VerticalScroll(id="left", classes="pane", can_focus=False):
+                    yield from (Rows(id="group"), Rows(id="failure", classes="-empty"))
+                    yield from (Rows(id="turns", classes="gap"), Rows(id="legend", classes="gap"))
+                with Vertical(id="middle", classes="pane"):
+                    with Horizontal(id="texts"):
+                        yield Vertical(Rows(id="mine-title"), self.tokens, id="mine")
+                        yield Vertical(Rows(id="beside-title"), self.other, id="beside")
+                    yield from (Rows(id="diff"), Rows(id="map"), Rows(id="steps", classes="-empty"))
+                with VerticalScroll(id="right", classes="pane", can_focus=False):
+                    yield Rows(id="reward")
+                    yield from (Rows(id="token", classes="gap"), Rows(id="why", classes="gap"))
+            yield Static(TOO_SMALL, id="enlarge", markup=False)
+            yield Rows(id="status")
+        yield Static(id="keys")
 
-    on_worker_state_changed = report_failure
-
-    def start(self) -> None:
-        """Reads the first episode; for the screen to call when it is mounted, so that the panes have their sizes."""
+    def on_mount(self) -> None:
         self.tokens.focus()
         self.tokens.moved = self.show_cursor
         self.panel("head").show([Text(f"reading {self.episode_id} …")])
         self.load(self.episode_id, self._place)
         self.set_interval(1.0, self._poll)
 
-    def fit_screen(self) -> None:
-        """Paints everything for the screen's new size, whose classes are set."""
-        self.tokens.compact = self.small
-        if self.view is not None and self.screen.has_class("-wide"):
-            self._load_rest(self.view)
-        self.call_after_refresh(self.paint)
-
     @property
     def small(self) -> bool:
         """Whether there is room for one pane only."""
-        return self.screen.has_class("-small")
+        return self.has_class("-small")
 
     @property
     def lens(self) -> Layer:
@@ -161,7 +152,7 @@ class EpisodePanes(Vertical):
         sibling = contrasting_sibling(view)
         if sibling is not None:
             self.fork = await self.reader.fork(view, sibling)
-            if self.screen.has_class("-wide"):
+            if self.has_class("-wide"):
                 other = await self.reader.view(sibling)
                 self.other.lens = self.tokens.lens
                 self.other.show(other, self.fork.position if self.fork is not None else 0)
@@ -209,7 +200,7 @@ class EpisodePanes(Vertical):
         return True
 
     @on(Rows.Chosen)
-    def choose(self, event: Rows.Chosen) -> None:
+    def choose_row(self, event: Rows.Chosen) -> None:
         """Goes to the sibling, the turn or the place on the map that was clicked."""
         if self.view is None:
             return
@@ -226,31 +217,31 @@ class EpisodePanes(Vertical):
 
     # -- for the keys ---------------------------------------------------------------------------------------------
 
-    def use_layer(self, name: str) -> None:
+    def action_layer(self, name: str) -> None:
         """Shows the tokens of both sides under another layer."""
         self.tokens.lens = self.other.lens = name
         self.paint()
 
-    def move_lines(self, lines: int) -> None:
+    def action_line(self, lines: int) -> None:
         """Moves by lines, or scrolls the pane that hides the transcript on a small terminal."""
-        shown = [name for name in ("left", "right") if self.screen.has_class(f"-show-{name}")]
+        shown = [name for name in ("left", "right") if self.has_class(f"-show-{name}")]
         for name in shown:
             self.query_one(f"#{name}").scroll_relative(y=lines, animate=False)
         if not shown:
             self.tokens.move_lines(lines)
 
-    def move_pages(self, sign: int) -> None:
+    def action_page(self, sign: int) -> None:
         """Moves by a page."""
         height = self.tokens.size.height or self.query_one("#body").size.height
-        self.move_lines(sign * max(height - 2, 1))
+        self.action_line(sign * max(height - 2, 1))
 
-    def next_pane(self) -> None:
+    def action_pane(self) -> None:
         """Shows the next of transcript, inspector, group on a small terminal; else pages the inspector."""
         right, order = self.query_one("#right"), ["", "-show-right", "-show-left"]
         if self.small:
-            here = next((name for name in order[1:] if self.screen.has_class(name)), "")
+            here = next((name for name in order[1:] if self.has_class(name)), "")
             for name in order[1:]:
-                self.screen.set_class(name == order[(order.index(here) + 1) % 3], name)
+                self.set_class(name == order[(order.index(here) + 1) % 3], name)
             self.call_after_refresh(self.paint)
         elif right.scroll_offset.y >= right.max_scroll_y:
             right.scroll_home(animate=False)
@@ -263,20 +254,14 @@ class EpisodePanes(Vertical):
             self.following = False
             self.repaint("subhead")
 
-    def show_marks(self, tags: tuple[str, ...], note: str) -> None:
-        """Shows the tags and the note as they are now."""
-        if self.view is not None:
-            self.view = replace(self.view, tags=tags, note=note)
-            self.paint()
-
-    def next_sort(self) -> None:
+    def action_sort(self) -> None:
         """Reads the list in the next order; the episode stays."""
         self.browse.next_sort()
         if self.view is not None:
             self._load_rest(self.view)
 
-    @work(exclusive=True, group="browse", exit_on_error=False)
-    async def follow(self) -> None:
+    @work(exclusive=True, group="follow", exit_on_error=False)
+    async def action_follow(self) -> None:
         """Shows the newest episode of the run as it arrives, until something is moved."""
         if self.following or self.view is None:
             self.stop_following()
@@ -287,61 +272,61 @@ class EpisodePanes(Vertical):
             self.tokens.move_to(len(self.view.tokens) - 1)
 
 
-def subhead(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
+def subhead(screen: EpisodeScreen, view: EpisodeView, width: int) -> list[Text]:
     """Return the second line: marks of the episode, the list, the link."""
-    text = panes.browse.describe() if panes.listed else ""
-    if panes.browse.ids is not None:
-        text += f"   {pluralise(len(panes.browse.ids), 'episode')} in the list"
-    marks = panels.marks(view, panes.following, panes.tokens.branch, panes.around.children)
-    text += f"   link {menus.link(panes.episode_id, view, panes.tokens.cursor)}"
+    text = screen.browse.describe() if screen.listed else ""
+    if screen.browse.ids is not None:
+        text += f"   {pluralise(len(screen.browse.ids), 'episode')} in the list"
+    marks = panels.marks(view, screen.following, screen.tokens.branch, screen.around.children)
+    text += f"   link {menus.link(screen.episode_id, view, screen.tokens.cursor)}"
     return [Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True)]
 
 
-def token_lines(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
+def token_lines(screen: EpisodeScreen, view: EpisodeView, width: int) -> list[Text]:
     """Return the inspector, as long as for any token before, so that the lines below keep their place."""
-    lines = inspector.token_lines(view, panes.tokens.cursor, width)
-    panes.room = max(panes.room, len(lines))
-    return lines + [Text("")] * (panes.room - len(lines))
+    lines = inspector.token_lines(view, screen.tokens.cursor, width)
+    screen.room = max(screen.room, len(lines))
+    return lines + [Text("")] * (screen.room - len(lines))
 
 
-def map_lines(panes: EpisodePanes, view: EpisodeView, width: int) -> list[Text]:
+def map_lines(screen: EpisodeScreen, view: EpisodeView, width: int) -> list[Text]:
     """Return the map; two of its lines on a small terminal."""
-    tokens = panes.tokens
-    lines = panels.map_lines(view, panes.lens, tokens.levels, tokens.cursor, width)
-    return [lines[1], lines[3]] if panes.small and len(lines) > 3 else lines
+    tokens = screen.tokens
+    lines = panels.map_lines(view, screen.lens, tokens.levels, tokens.cursor, width)
+    return [lines[1], lines[3]] if screen.small and len(lines) > 3 else lines
 
 
-PANELS: Mapping[str, Callable[[EpisodePanes, EpisodeView, int], list[Text]]] = {
-    "head": lambda panes, view, width: [
-        Text("" if panes.small else "agentrl replay   ", TITLE)
-        + panels.header(view, brief=panes.small)
+PANELS: Mapping[str, Callable[[EpisodeScreen, EpisodeView, int], list[Text]]] = {
+    "head": lambda screen, view, width: [
+        Text("" if screen.small else "agentrl replay   ", TITLE)
+        + panels.header(view, brief=screen.small)
     ],
     "subhead": subhead,
-    "strip": lambda panes, view, width: [
+    "strip": lambda screen, view, width: [
         panels.group_strip(view),
-        panels.legend_strip(panes.lens, width),
+        panels.legend_strip(screen.lens, width),
     ],
-    "group": lambda panes, view, width: panels.group_lines(view, width),
-    "failure": lambda panes, view, width: [
+    "group": lambda screen, view, width: panels.group_lines(view, width),
+    "failure": lambda screen, view, width: [
         Text(f" {flag}: {count} of {total} in step {view.episode.step}, x"[:width], FAINT)
-        for flag, count, total in panes.around.failures
+        for flag, count, total in screen.around.failures
     ],
-    "turns": lambda panes, view, width: panels.turn_lines(
-        view, view.block_of(panes.tokens.cursor), width, hidden=panes.tokens.hidden
+    "turns": lambda screen, view, width: panels.turn_lines(
+        view, view.block_of(screen.tokens.cursor), width, hidden=screen.tokens.hidden
     ),
-    "legend": lambda panes, view, width: panels.legend_lines(panes.lens, width),
-    "mine-title": lambda panes, view, width: [panels.side_title("HERE", view)],
-    "diff": lambda panes, view, width: (
-        panels.fork_lines(panes.fork, view, width) if len(view.siblings) > 1 else []
+    "legend": lambda screen, view, width: panels.legend_lines(screen.lens, width),
+    "mine-title": lambda screen, view, width: [panels.side_title("HERE", view)],
+    "diff": lambda screen, view, width: (
+        panels.fork_lines(screen.fork, view, width) if len(view.siblings) > 1 else []
     ),
     "map": map_lines,
-    "steps": lambda panes, view, width: panels.step_lines(
-        panes.around.kind, panes.around.steps, view.episode.step, width
+    "steps": lambda screen, view, width: panels.step_lines(
+        screen.around.kind, screen.around.steps, view.episode.step, width
     ),
-    "reward": lambda panes, view, width: inspector.reward_lines(view, width),
+    "reward": lambda screen, view, width: inspector.reward_lines(view, width),
     "token": token_lines,
-    "why": lambda panes, view, width: inspector.reason_lines(view, width),
-    "status": lambda panes, view, width: inspector.token_status(view, panes.tokens.cursor, width),
+    "why": lambda screen, view, width: inspector.reason_lines(view, width),
+    "status": lambda screen, view, width: inspector.token_status(view, screen.tokens.cursor, width),
 }
 """The lines of each panel at a width."""
 NEXT = ("group", "turns", "legend", "reward", "token", "why", "strip", "map", "status")

@@ -1,33 +1,31 @@
-"""Replay: one episode, token by token. The keys of the screen; episode.py shows the episode, menus.py asks."""
+"""Replay: one episode, token by token. The keys of the screen; panes.py shows the episode, menus.py asks."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
 from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
-from textual.widgets import Static
 
 from agentrl_cli.reports.spans import of_episode
 from agentrl_cli.store import Store
-from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
 from agentrl_cli.tui.common.episode_list import Browse, filter_form
-from agentrl_cli.tui.common.episode_view import EpisodeView, place_of
+from agentrl_cli.tui.common.episode_view import place_of
 from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, PALETTES, layer_key, palette_name, use_palette
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import menus, panels, related
-from agentrl_cli.tui.replay.panes import EpisodePanes, Place
+from agentrl_cli.tui.replay.panes import EpisodeScreen, Place
 
 KEYS = (
     "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  0-9 layer  / find  . again  ' flagged\n"
@@ -127,7 +125,7 @@ WIDE = 160
 """Least width for a sibling beside the transcript."""
 
 
-class ReplayScreen(AgentScreen):
+class ReplayScreen(EpisodeScreen):
     """One episode; `place` is where to start."""
 
     BINDINGS = with_ids("replay", BINDINGS)
@@ -140,35 +138,21 @@ class ReplayScreen(AgentScreen):
         browse: Browse | None = None,
         place: Place | None = None,
     ) -> None:
-        super().__init__(reader)
-        self.panes = panes = EpisodePanes(reader, episode_id, browse, place)
-        self.browse, tokens = panes.browse, panes.tokens
+        super().__init__(reader, episode_id, browse, place)
+        tokens = self.tokens
         self.take_actions(
             turn=tokens.move_turn,
             token=tokens.move,
             end=tokens.move_to_end,
-            line=panes.move_lines,
-            page=panes.move_pages,
             fold=tokens.fold,
             find=self.action_find_text,
             next_flagged=tokens.move_to_flagged,
-            layer=panes.use_layer,
-            pane=panes.next_pane,
             branch=tokens.next_branch,
-            sort=panes.next_sort,
-            follow=panes.follow,
-            list=lambda: self.open_screen("episodes", panes.browse),
-            images=lambda: menus.show_images(self, panes.view, tokens.cursor),
-            copy=lambda: menus.ask_copy(self, panes.episode_id, panes.view, tokens.cursor),
-            export=lambda: menus.ask_export(self, panes.episode_id, panes.view, self.action_svg),
+            list=lambda: self.open_screen("episodes", self.browse),
+            images=lambda: menus.show_images(self, self.view, tokens.cursor),
+            copy=lambda: menus.ask_copy(self, self.episode_id, self.view, tokens.cursor),
+            export=lambda: menus.ask_export(self, self.episode_id, self.view, self.action_svg),
         )
-
-    def compose(self) -> ComposeResult:
-        yield self.panes
-        yield Static(id="keys")
-
-    def on_mount(self) -> None:
-        self.panes.start()
 
     def on_resize(self, event: Resize) -> None:
         width, height = event.size
@@ -179,29 +163,23 @@ class ReplayScreen(AgentScreen):
         for name, on in (("tiny", tiny), ("small", small), ("mid", mid), ("wide", wide)):
             self.set_class(on, f"-{name}")
         self.put("keys", Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True))
-        self.panes.fit_screen()
-
-    @property
-    def view(self) -> EpisodeView | None:
-        return self.panes.view
-
-    @property
-    def episode_id(self) -> str:
-        return self.panes.episode_id
+        self.tokens.compact = self.small
+        if self.view is not None and wide:
+            self._load_rest(self.view)
+        self.call_after_refresh(self.paint)
 
     def find_next(self, needle: str) -> str:
-        count = self.panes.tokens.find(needle)
+        count = self.tokens.find(needle)
         return f"{count} matches, . for the next" if count else ""
 
     def action_diff(self) -> None:
         """Moves to where a sibling differs; without a pane for the difference, a window shows it."""
-        panes = self.panes
-        if panes.view is None or panes.fork is None:
+        if self.view is None or self.fork is None:
             self.notify("No sibling differs.", timeout=2)
             return
-        panes.tokens.move_to(panes.fork.position)
-        if panes.small or self.has_class("-mid"):
-            lines = panels.fork_lines(panes.fork, panes.view, max(self.size.width - 12, 20))
+        self.tokens.move_to(self.fork.position)
+        if self.small or self.has_class("-mid"):
+            lines = panels.fork_lines(self.fork, self.view, max(self.size.width - 12, 20))
             self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines), what=""))
 
     def action_read(self) -> None:
@@ -215,7 +193,7 @@ class ReplayScreen(AgentScreen):
         use_palette(names[(names.index(palette_name()) + 1) % len(names)])
         for view in self.query(TokenView):
             view.recolor()
-        self.panes.paint()
+        self.paint()
         self.notify(f"colours {palette_name()}", timeout=2)
 
     # -- other episodes -------------------------------------------------------------------------------------------
@@ -230,26 +208,26 @@ class ReplayScreen(AgentScreen):
         **kwargs: P.kwargs,
     ) -> None:
         """Loads the episode that `find(store, …)` returns; reports `missing` if it returns None."""
-        self.panes.stop_following()
+        self.stop_following()
         found = await self.reader.call(find, *args, **kwargs)
         if found is None:
             self.notify(missing, timeout=3)
         else:
-            self.panes.load(found, place)
+            self.load(found, place)
 
     @property
     def place(self) -> Place | None:
         """Where the cursor is; None before anything was read."""
-        return None if self.view is None else place_of(self.view, self.panes.tokens.cursor)
+        return None if self.view is None else place_of(self.view, self.tokens.cursor)
 
     def action_sibling(self, step: int) -> None:
-        self.panes.stop_following()
+        self.stop_following()
         ids = [row.id for row in self.view.siblings] if self.view is not None else []
         if len(ids) < 2:
             self.notify("This episode has no siblings.", timeout=2)
             return
         at = ids.index(self.episode_id) if self.episode_id in ids else 0
-        self.panes.load(ids[(at + step) % len(ids)], self.place)
+        self.load(ids[(at + step) % len(ids)], self.place)
 
     def action_episode(self, step: int) -> None:
         """Shows the next or previous episode of the list (its filter, its order)."""
@@ -294,11 +272,11 @@ class ReplayScreen(AgentScreen):
         if self.view is None or not self.view.blocks or self.view.running:
             self.notify("There is nothing to continue from yet.", timeout=3)
         else:
-            menus.ask_whatif(self, self.view, self.panes.tokens.cursor)
+            menus.ask_whatif(self, self.view, self.tokens.cursor)
 
     def action_chat(self) -> None:
         if self.view is not None and self.view.blocks:
-            menus.open_chat(self, self.view, self.panes.tokens.cursor)
+            menus.open_chat(self, self.view, self.tokens.cursor)
 
     def action_time(self) -> None:
         if self.view is not None:
@@ -345,7 +323,8 @@ class ReplayScreen(AgentScreen):
     async def _mark(self, text: str, *, note: bool = False) -> None:
         episode = self.episode_id
         tags, remark = await self.reader.write(related.mark, episode, text, note=note)
-        if self.episode_id == episode:
-            self.panes.show_marks(tags, remark)
+        if self.episode_id == episode and self.view is not None:
+            self.view = replace(self.view, tags=tags, note=remark)
+            self.paint()
             shown = f"   note {remark}" if remark else ""
             self.notify(f"tags {', '.join(tags) or 'none'}{shown}", timeout=2, markup=False)
