@@ -14,12 +14,13 @@ from agentrl_cli.models.merge import Merged
 from agentrl_cli.reports.compare import all_evals
 from agentrl_cli.reports.svg import OPTIONS
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.store.checkpoint_names import split_checkpoint
+from agentrl_cli.store.checkpoint_names import trained_by
 
 
 def model_card(name: str, store: Store | None, merged: Merged) -> str:
     """Return README.md for the model that `name` means; without a store it says nothing of a run."""
-    row, step = _origin(name, store)
+    found = None if store is None else trained_by(store, name)
+    row, step = found or (None, 0)
     base = "" if row is None else str(row.model)
     template = Environment(**{**OPTIONS, "autoescape": False}).get_template("model_card.md.jinja")
     return template.render(
@@ -56,17 +57,3 @@ def _evals(store: Store, row: RunRow, step: int) -> Sequence[EvalRow]:
     found = [one for one in all_evals(store, row) if one.step == step]
     measured = [one for one in found if None not in (one.pass_rate, one.low, one.high)]
     return [one for one in measured if one.metrics.get("tools", True)]
-
-
-def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
-    """Return the run that a name means, and the step of its checkpoint; None for a folder."""
-    checkpoint = split_checkpoint(name)
-    if checkpoint is None or store is None:
-        return None, 0
-    run, which = checkpoint
-    row = store.runs.get(run)
-    found = store.runs.checkpoints(row.id)
-    chosen = [c for c in found if which in (c.kind, str(c.step))] or [
-        c for c in found if c.kind == "last"
-    ]
-    return row, chosen[-1].step if chosen and which != "base" else 0
