@@ -260,20 +260,17 @@ async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO
     given = parse("child", ARGUMENTS, argv)
     server = Server(out, given.db)
     try:
-        opened = await open_session(given, server.emit)
+        async with open_session(given, server.emit) as opened:
+            server.session, server.choices = opened.session, opened.choices
+            if given.approve:
+                opened.session.options.approve = server.ask
+            server.emit(opened.ready)
+            past = opened.past
+            again = None if past is None else server.resume(past.episode, given.turn)
+            server.begin(again or opened.session.begin())
+            await server.serve(lines)
     except AgentRLError as error:
         return fatal(out, error)
-    try:
-        server.session, server.choices = opened.session, opened.choices
-        if given.approve:
-            opened.session.options.approve = server.ask
-        server.emit(opened.ready)
-        past = opened.past
-        first = opened.session.begin() if past is None else server.resume(past.episode, given.turn)
-        server.begin(first)
-        await server.serve(lines)
-    finally:
-        await opened.close()
     return 0
 
 

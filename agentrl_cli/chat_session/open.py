@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,21 +54,13 @@ SAID = "This is the scripted model: it repeats the replies it was given and know
 
 @dataclass
 class Opened:
-    """A session, its first event, and the resources to close at the end."""
+    """A session, its first event, and what it continues."""
 
     session: Session
     ready: dict[str, Any]
     past: Past | None
     """The episode to continue, if any."""
     choices: Choices
-
-    async def close(self) -> None:
-        """Close session, policy and sandbox."""
-        context = self.session.talk.context
-        await self.session.talk.close()
-        await context.policy.close()
-        if context.sandbox is not None:
-            await context.sandbox.close()
 
 
 @dataclass
@@ -204,8 +196,9 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
         )
 
 
-async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
-    """Open everything behind a chat. Raises an AgentRLError that names a missing part."""
+@contextlib.asynccontextmanager
+async def open_session(given: argparse.Namespace, emit: Emit) -> AsyncIterator[Opened]:
+    """Open everything behind a chat, closed with it. Raises an AgentRLError that names a missing part."""
     past = open_past(given) if given.episode else None
     if past is not None:
         base, config, pack, task = past.base, past.config, past.pack, past.task
@@ -221,7 +214,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
     policy, chat = open_policy(
         given.model, config, given.db, base=base, script=given.script, past=past
     )
-    sandbox: Sandbox | None = None
+    job = Job(task, given.seed, kind="chat")
 
     async def open_env(task: Task) -> Env:
         # A chat without a task has no world of its own and no simulated user: the task holds the user's goal.
@@ -231,35 +224,31 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         except Exception as error:
             raise as_env_error(error) from error
 
-    job = Job(task, given.seed, kind="chat")
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(policy.close)
         if past is not None:
             check_tokenizer(past, chat)
         sandbox, note = await _sandbox(config.sandbox, pack)
+        if sandbox is not None:
+            await stack.enter_async_context(sandbox)
         packs, temperature = {pack.name: pack}, given.temperature
         rollout = Rollout(policy, chat, packs, config, sandbox=sandbox, temperature=temperature)
         env = await open_env(task)
-    except BaseException:  # from the pack's code, or from a row that names something missing
-        await policy.close()
-        if sandbox is not None:
-            await sandbox.close()
-        raise
-    session = Session(rollout.context, pack, job, env, emit, open_env)
-    choices = Choices(_rows(pack))
-    first_event = _ready(session, given.model or config.model.name, note) | {
-        "pack": "" if pack is NO_PACK else pack.name,
-        "sandbox": getattr(sandbox, "level", None),
-        "task": task.id if given.task or past is not None else None,
-    }
-    if not (given.task or given.episode):
-        first_event["tasks"] = choices.offer()
-    return Opened(session, first_event, past, choices)
+        session = Session(rollout.context, pack, job, env, emit, open_env)
+        # by name: /task puts another conversation in its place
+        stack.push_async_callback(lambda: session.talk.close())  # noqa: PLW0108
+        choices = Choices(_rows(pack))
+        first = _ready(session, given.model or config.model.name, note)
+        first["task"] = task.id if given.task or past is not None else None
+        if not (given.task or given.episode):
+            first["tasks"] = choices.offer()
+        yield Opened(session, first, past, choices)
 
 
 def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
     """Return the first event: model, pack, tools and settings."""
-    policy, tokenizer = session.talk.context.policy, session.talk.context.chat.tokenizer
-    env = session.talk.env
+    context, env, pack = session.talk.context, session.talk.env, session.talk.pack
+    policy, tokenizer = context.policy, context.chat.tokenizer
     return {
         "ev": "ready",
         "model": model,
@@ -270,6 +259,8 @@ def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
         "note": note,
         "tokenizer": tokenizer.json,
         "template": tokenizer.chat_template or "",
+        "pack": "" if pack is NO_PACK else pack.name,
+        "sandbox": getattr(context.sandbox, "level", None),
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -128,10 +129,11 @@ class WhatIf:
         """Run the calls again, or re-roll."""
         past, given = self.past, self.given
         again, agent = given.rerun or given.verify, past.pack.agent is not None
-        sandbox = await Sandbox.open(past.config.sandbox) if past.pack.sandbox else None
-        note = sandbox.warning if sandbox is not None else ""
-        policy = None
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox, note, policy = None, "", None
+            if past.pack.sandbox:
+                sandbox = await stack.enter_async_context(await Sandbox.open(past.config.sandbox))
+                note = sandbox.warning
             if agent or not again:
                 await reachable(given.model, past.config)
                 policy, chat = open_policy(
@@ -142,6 +144,7 @@ class WhatIf:
                     script=given.script,
                     past=past,
                 )
+                stack.push_async_callback(policy.close)
                 check_tokenizer(past, chat)
             if again:
                 self.emit("ready", model="", weights="", note=note)
@@ -159,11 +162,6 @@ class WhatIf:
             self.emit("ready", model=model, weights=weights, note=note, sampled_by=sampled)
             self.emit("from", **child_object(past.episode))
             await self.reroll(policy, chat, sandbox)
-        finally:
-            if policy is not None:
-                await policy.close()
-            if sandbox is not None:
-                await sandbox.close()
 
     async def rerun(self, sandbox: Sandbox | None) -> None:
         """Run every recorded call again; then compute the rewards and the advantage they would give."""
