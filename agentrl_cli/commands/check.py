@@ -35,20 +35,19 @@ RolloutsOption = Annotated[
         "--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none."
     ),
 ]
-EveryOption = Annotated[
-    bool, typer.Option("--all", help="Run solution and empty answer on all rows, not 4 a family.")
-]
-AttackOption = Annotated[
-    bool, typer.Option("--attack", help="Attack the graders with answers that solve nothing.")
-]
 
 
 def command(
     packs: Annotated[
         list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")
     ] = None,
-    every: EveryOption = False,
-    attack: AttackOption = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Run solution and empty answer on all rows, not 4 a family."),
+    ] = False,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Attack the graders with answers that solve nothing.")
+    ] = False,
     rollouts: RolloutsOption = ROLLOUTS,
     model: ModelOption = None,
     as_json: JsonOption = False,

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Flipped tasks on the screen; --json has all."""
-SvgOption = Annotated[
-    Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")
-]
 BenchOption = Annotated[
     str | None,
     typer.Option(
@@ -129,7 +126,9 @@ class AttemptOptions:
 
 def command(
     bench: BenchOption = None,
-    svg: SvgOption = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")
+    ] = None,
     agent: AgentOption = None,
     as_json: JsonOption = False,
     *,

@@ -37,9 +37,6 @@ SourceArgument = Annotated[
         autocompletion=completion.checkpoints,
     ),
 ]
-OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)
-]
 DtypeOption = Annotated[
     str,
     typer.Option(
@@ -50,7 +47,9 @@ DtypeOption = Annotated[
 
 def command(
     checkpoint: SourceArgument,
-    out: OutArgument = None,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)
+    ] = None,
     run: RunOption = None,
     dtype: DtypeOption = "auto",
     force: ForceOption = False,

@@ -34,34 +34,30 @@ AliasOption = Annotated[
         help="A further name of the model, as an agent has it built in; repeat. '*': any.",
     ),
 ]
-RecordOption = Annotated[
-    bool, typer.Option("--record", help="Write every conversation to the store as an episode.")
-]
-HostOption = Annotated[
-    str, typer.Option(help="Address to listen on; off the loopback it needs a token.")
-]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
-TokenOption = Annotated[
-    str, typer.Option(envvar="AGENTRL_TOKEN", help="The API key that clients must bring.")
-]
-AllowHostOption = Annotated[
-    list[str] | None, typer.Option(help="A further name that this machine has for clients; repeat.")
-]
-IdleOption = Annotated[
-    float, typer.Option(min=1, help="Seconds without a call after which a session ends.")
-]
 
 
 def command(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     alias: AliasOption = None,
-    record: RecordOption = False,
-    host: HostOption = "127.0.0.1",
+    record: Annotated[
+        bool, typer.Option("--record", help="Write every conversation to the store as an episode.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; off the loopback it needs a token.")
+    ] = "127.0.0.1",
     port: PortOption = 8484,
-    token: TokenOption = "",
-    allow_host: AllowHostOption = None,
-    idle: IdleOption = 900.0,
+    token: Annotated[
+        str, typer.Option(envvar="AGENTRL_TOKEN", help="The API key that clients must bring.")
+    ] = "",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name that this machine has for clients; repeat."),
+    ] = None,
+    idle: Annotated[
+        float, typer.Option(min=1, help="Seconds without a call after which a session ends.")
+    ] = 900.0,
     *,
     work: ProjectOptions,
 ) -> None:

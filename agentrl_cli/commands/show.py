@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from agentrl_cli.store import RunRow, Store
 
 
-StepOption = Annotated[
-    int | None, typer.Option("--step", min=0, max=2**62, help="With --time: a run's step.")
-]
-
-
 def command(
     name: Annotated[
         str | None,
@@ -35,7 +30,9 @@ def command(
     time: Annotated[
         bool, typer.Option("--time", help="Where the time goes, and a setting for it.")
     ] = False,
-    step: StepOption = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, max=2**62, help="With --time: a run's step.")
+    ] = None,
     words: Annotated[
         bool,
         typer.Option(

@@ -46,7 +46,6 @@ FolderArgument = Annotated[
     Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")
 ]
 ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")]
 WeakOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
 ]
@@ -92,7 +91,9 @@ def command(
     sources: FromOption = None,
     python: PythonOption = "",
     list_packs: ListOption = False,
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite existing files that differ.")
+    ] = False,
     model: ModelOption = None,
     yes: WeakOption = False,
     min_level: LevelOption = None,
