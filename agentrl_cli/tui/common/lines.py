@@ -5,9 +5,9 @@ A Static renders all of its text when any of it changes: with a curve per metric
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from rich.segment import Segment
 from rich.style import Style
@@ -110,20 +110,22 @@ class Rows(Static):
     It is laid out again only if the number of lines or the width changed: a layout costs more than the text.
     """
 
+    lines: Sequence[Text] = ()
     _count = -1
 
     @dataclass
     class Chosen(Message):
-        """A click at (row, column) of the text, counted from 0."""
+        """A click at (row, column) of the text, counted from 0; `meta`: what `apply_meta` gave that row."""
 
         rows: Rows
         row: int
         column: int
+        meta: Mapping[str, Any]
 
     def show(self, lines: Sequence[Text]) -> None:
         """Replaces the lines."""
         self.update(join(lines), layout=len(lines) != self._count)
-        self._count = len(lines)
+        self.lines, self._count = lines, len(lines)
 
     def on_resize(self) -> None:
         self._count = -1
@@ -136,5 +138,6 @@ class Rows(Static):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is not None:
-            self.post_message(self.Chosen(self, offset.y, offset.x))
+        if offset is not None and offset.y < len(self.lines):
+            meta = self.lines[offset.y].get_style_at_offset(self.app.console, 0).meta
+            self.post_message(self.Chosen(self, offset.y, offset.x, meta))

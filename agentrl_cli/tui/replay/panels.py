@@ -63,17 +63,13 @@ def side_title(word: str, view: EpisodeView) -> Text:
     return text.append(f"  {e.outcome or 'running'}  adv {num(e.advantage)}  {e.id}", FAINT)
 
 
-GROUP_ROWS, TURN_ROWS = 16, 14
-"""Lines of the group's and the turns' pane under their titles."""
-
-
 def first_row(here: int, count: int, limit: int) -> int:
     """Return the first of `limit` rows out of `count`, so that `here` is among them."""
     return max(0, min(here - limit // 2, count - limit))
 
 
-def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> list[Text]:
-    """Return the table of the group's episodes, the current one marked."""
+def group_lines(view: EpisodeView, width: int = 28, limit: int = 16) -> list[Text]:
+    """Return the table of the group's episodes, the current one marked; each line holds its episode for a click."""
     rows, ids = view.siblings, [row.id for row in view.siblings]
     lines = [Text(f"GROUP {keep_end(view.episode.task_id, max(width - 6, 8))}"[:width], TITLE)]
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -89,6 +85,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> 
         text = f"{'>' if index == here else ' '}{row.sample:>2} {num(row.reward, '5.2f'):>5}"
         text += f" {num(row.advantage):>5} {row.n_turns or 0:>2} {' '.join(row.flags)}"
         lines.append(line(text, width, HERE if index == here else FAINT * (row.reward is None)))
+        lines[-1].apply_meta({"episode": row.id})
     return lines + [Text(f"  … {len(rows)} in all", FAINT)] * (len(rows) > limit)
 
 
@@ -107,7 +104,7 @@ def turn_lines(
     view: EpisodeView,
     current: int,
     width: int = 28,
-    limit: int = TURN_ROWS,
+    limit: int = 14,
     hidden: Container[int] = (),
 ) -> list[Text]:
     """Return the list of turns as a tree, the cursor's marked. `hidden`: blocks that are not on the branch that is
@@ -133,6 +130,7 @@ def turn_lines(
         row = f"{'>' if here else ' '}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"
         off = "dim strike" if block.number in hidden else FAINT * (block.role != "assistant")
         lines.append(Text(row[:width], HERE if here else off, no_wrap=True))
+        lines[-1].apply_meta({"token": block.start})
     return lines + [Text("  … still running", FAINT)] * view.running
 
 
@@ -176,25 +174,6 @@ def fork_lines(
         *[(f"  policy: this p {here}, the other's {there}", FAINT)] * known,
     ]
     return [Text(text[:width], style, no_wrap=True) for text, style in rows]
-
-
-def sibling_at(view: EpisodeView, line: int) -> str | None:
-    """Return the sibling on a line of `group_lines`; None if there is none."""
-    ids = [row.id for row in view.siblings]
-    if len(ids) < 2:
-        return None
-    here = ids.index(view.episode.id) if view.episode.id in ids else 0
-    head = 2 + any(row.reward is not None for row in view.siblings)
-    index = line - head + first_row(here, len(ids), GROUP_ROWS)
-    shown = head <= line < head + GROUP_ROWS and index < len(ids)
-    return str(ids[index]) if shown else None
-
-
-def turn_at(view: EpisodeView, cursor: int, line: int) -> int | None:
-    """Return the first token of the turn on a line of `turn_lines`, `cursor` being the cursor's token."""
-    index = line - 1 + first_row(view.block_of(cursor), len(view.blocks), TURN_ROWS)
-    shown = 1 <= line <= TURN_ROWS and index < len(view.blocks)
-    return view.blocks[index].start if shown else None
 
 
 def marks(view: EpisodeView, following: bool, branch: int | None, children: int) -> list[str]:

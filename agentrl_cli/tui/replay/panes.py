@@ -202,18 +202,14 @@ class EpisodeScreen(AgentScreen):
     @on(Rows.Chosen)
     def choose_row(self, event: Rows.Chosen) -> None:
         """Goes to the sibling, the turn or the place on the map that was clicked."""
-        if self.view is None:
-            return
-        token, name = None, event.rows.id
-        if name == "group" and (sibling := panels.sibling_at(self.view, event.row)):
-            self.stop_following()
-            self.load(sibling, place_of(self.view, self.tokens.cursor))
-        elif name == "turns":
-            token = panels.turn_at(self.view, self.tokens.cursor, event.row)
-        elif name == "map":
-            token = panels.token_on_map(self.view, event.column, self.panel("map").inner)
+        token = event.meta.get("token")
+        if self.view is not None and event.rows.id == "map":
+            token = panels.token_on_map(self.view, event.column, event.rows.inner)
         if token is not None:
             self.tokens.move_to(token)
+        elif self.view is not None and "episode" in event.meta:
+            self.stop_following()
+            self.load(event.meta["episode"], place_of(self.view, self.tokens.cursor))
 
     # -- for the keys ---------------------------------------------------------------------------------------------
 
