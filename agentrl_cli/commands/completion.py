@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.paths import models_dir, pack_names
+from agentrl_cli.paths import models_dir
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -22,11 +22,6 @@ MOST = 50
 def runs() -> list[str]:
     """Names of runs."""
     return [run.name for run in _read(lambda store: store.runs.all())]
-
-
-def packs() -> list[str]:
-    """Names of the packs that ship."""
-    return pack_names()
 
 
 def filters(incomplete: str) -> list[str]:

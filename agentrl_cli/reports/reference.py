@@ -91,9 +91,9 @@ def curve_file(folder: Path, id: str) -> Path:
     return folder / "curves" / f"{re.sub(r'[^A-Za-z0-9]+', '-', id)}.json"
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """Return each value as the mean of the last WINDOW."""
-    return [fmean(values[max(0, n - WINDOW) : n]) for n in range(1, len(values) + 1)]
+def smooth(values: Sequence[float], steps: int = WINDOW) -> list[float]:
+    """Return each value as the mean of the last `steps`."""
+    return [fmean(values[max(0, n - steps) : n]) for n in range(1, len(values) + 1)]
 
 
 def pick_settings(settings: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     JsonOption,
     ModelOption,
@@ -40,7 +39,7 @@ HEADER = """\
 
 PackArgument = Annotated[
     str | None,
-    typer.Argument(help="A pack by name or folder; see --list.", autocompletion=completion.packs),
+    typer.Argument(help="A pack by name or folder; see --list.", autocompletion=pack_names),
 ]
 FolderArgument = Annotated[
     Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")

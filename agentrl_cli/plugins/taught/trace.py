@@ -184,7 +184,7 @@ def explain(
     if run.kind != "train":
         raise NotFound(f"{episode_id} is not of a training, whose checkpoints are compared.")
     found = trace(store, run, episode, place, base)
-    decoder = decoder_of(store, store.episodes.row(episode_id).tokenizer, {})
+    decoder = decoder_of(store, store.episodes.row(episode_id).tokenizer)
     text = decoder.text([int(episode.tokens.ids[turn.start + at])])
     named = [{**asdict(one), "share": found.share(one)} for one in found.groups[:SHOWN]]
     report = {"episode": episode_id, "turn": number, "token": at, "text": text, "probabilities": found.probabilities,

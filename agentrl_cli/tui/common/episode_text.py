@@ -28,7 +28,7 @@ def episode_lines(
     row, episode = store.episodes.row(episode_id), store.episodes.get(episode_id)
     signals = store.signals.get(episode_id) if tokens else None
     run = next((item for item in store.runs.all() if item.id == row.run_id), None)
-    texts = decoder_of(store, row.tokenizer, {}) if tokens else None
+    texts = decoder_of(store, row.tokenizer) if tokens else None
     if turn is None:
         yield from _head(store, row, run, episode)
     for item in episode.turns:

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -35,7 +36,6 @@ Scales = dict[str | None, float]
 def load_view(
     store: Store,
     episode_id: str,
-    decoders: dict[str, TokenTexts] | None = None,
     scales: Scales | None = None,
 ) -> EpisodeView:
     """Read an episode as a view; values that are not stored yet are left out. `scales`: a cache. Raises NotFound."""
@@ -54,7 +54,7 @@ def load_view(
         )
     return make_view(
         episode,
-        decoder_of(store, row.tokenizer, {} if decoders is None else decoders),
+        decoder_of(store, row.tokenizer),
         signals=store.signals.get(row.id),
         siblings=store.episodes.siblings(row.id),
         flags=flags_of(store, episode, row.flags),
@@ -70,17 +70,16 @@ def load_view(
     )
 
 
-def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
-    """Return the decoder of a stored tokenizer, cached by hash; one that shows ids if none is stored."""
-    if digest not in cache:
-        stored = store.tokenizers.get(digest) if digest else None
-        cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
-    return cache[digest]
+@lru_cache(maxsize=8)
+def decoder_of(store: Store, digest: str) -> TokenTexts:
+    """Return the decoder of a stored tokenizer by its hash; one that shows ids if none is stored."""
+    stored = store.tokenizers.get(digest) if digest else None
+    return TokenTexts(stored.tokenizer_json if stored is not None else None)
 
 
 def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
     """Return the text of every token, by the stored tokenizer, for the HTML export."""
-    return decoder_of(store, row.tokenizer, {}).texts(ids)
+    return decoder_of(store, row.tokenizer).texts(ids)
 
 
 def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -99,18 +98,14 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
     return found
 
 
-def holds_secret(
-    store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None
-) -> bool:
+def holds_secret(store: Store, episode_id: str) -> bool:
     """Whether replay may show a likely secret: in this episode, or in the sibling it is compared with.
 
     A picture of the screen masks nothing; check before drawing one. Raises NotFound.
     """
-    view = load_view(store, episode_id, decoders)
+    view = load_view(store, episode_id)
     sibling = contrasting_sibling(view)
-    return _secret_in(view) or (
-        sibling is not None and _secret_in(load_view(store, sibling, decoders))
-    )
+    return _secret_in(view) or (sibling is not None and _secret_in(load_view(store, sibling)))
 
 
 def _secret_in(view: EpisodeView) -> bool:
@@ -130,7 +125,6 @@ class Reader:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         self._store: Store | None = None
         self._writer: Store | None = None
-        self._decoders: dict[str, TokenTexts] = {}
         self._scales: Scales = {}
 
     async def call(
@@ -158,9 +152,7 @@ class Reader:
 
     async def view(self, episode_id: str) -> EpisodeView:
         """Return everything of one episode, ready to show. Raises NotFound."""
-        return await self.call(
-            lambda store: load_view(store, episode_id, self._decoders, self._scales)
-        )
+        return await self.call(lambda store: load_view(store, episode_id, self._scales))
 
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
         """Return the first differing token between the shown episode and a sibling."""
@@ -168,7 +160,7 @@ class Reader:
 
     async def holds_secret(self, episode_id: str) -> bool:
         """Whether a picture of the episode would show a likely secret. Raises NotFound."""
-        return await self.call(holds_secret, episode_id, self._decoders)
+        return await self.call(holds_secret, episode_id)
 
     def close(self) -> None:
         """Closes the connections after the queued calls."""

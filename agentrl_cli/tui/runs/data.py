@@ -89,16 +89,6 @@ def load_runs(store: Store) -> list[RunSummary]:
     return summaries
 
 
-def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
-    """Return the (step, reward) pairs of a run."""
-    rows = store.runs.steps(run_id)
-    return [
-        (float(row["step"]), float(row["reward"]))
-        for row in rows
-        if isinstance(row.get("reward"), (int, float))
-    ]
-
-
 def head_line(width: int) -> str:
     """Return the column titles of `run_line`."""
     name, kind = _room(width)

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError, pluralise
 from agentrl_cli.registry.plugins import offers
+from agentrl_cli.reports.compare import series
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
@@ -28,7 +29,6 @@ from agentrl_cli.tui.runs.data import (
     checkpoint_lines,
     detail_lines,
     head_line,
-    load_detail,
     load_runs,
     run_line,
 )
@@ -130,7 +130,8 @@ class RunsScreen(AgentScreen):
     async def detail(self) -> None:
         """Reads the curve of the chosen run; keys that follow one another fast cost one look."""
         run = self.chosen.run.id if self.runs else ""
-        self.curve = run, await self.reader.call(load_detail, run) if run else ()
+        steps = await self.reader.call(lambda store: store.runs.steps(run)) if run else []
+        self.curve = run, series(steps, "reward")
         self.paint()
 
     # -- painting -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from agentrl_cli.reports.reference import smooth
 from agentrl_cli.reports.run_data import RunData, Series
 from agentrl_cli.tui.common.charts import OVER, chart, short
 from agentrl_cli.tui.common.text import FAINT, wrap
@@ -93,18 +94,8 @@ class Look:
 def cut(series: Series, look: Look, end: float) -> Series:
     """Return the part of a curve that the zoom shows, smoothed; `end` is the newest step."""
     after, until = look.window(end)
-    return [point for point in smooth(series, look.smooth) if after < point[0] <= until]
-
-
-def smooth(series: Series, steps: int) -> Series:
-    """Return each value as the mean of the last `steps` values."""
-    if steps <= 1:
-        return series
-    values = [y for _, y in series]
-    return [
-        (x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps))
-        for n, (x, _) in enumerate(series)
-    ]
+    means = smooth([y for _, y in series], look.smooth)
+    return [(x, mean) for (x, _), mean in zip(series, means, strict=True) if after < x <= until]
 
 
 WIDE = 157
