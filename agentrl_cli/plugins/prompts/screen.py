@@ -79,7 +79,6 @@ class PromptsScreen(AgentScreen):
 
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < 100, "-small")
-        self.call_after_refresh(self.paint)
 
     async def read_store(self) -> None:
         """Reads the candidates."""

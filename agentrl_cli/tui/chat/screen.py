@@ -103,8 +103,9 @@ class ChatScreen(AgentScreen):
         self.line.focus()
         self.listen()
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.transcript.redraw)
+    def paint(self) -> None:
+        """Draws every turn for the width as it is now."""
+        self.transcript.redraw()
 
     async def on_unmount(self) -> None:
         await self.client.stop()
@@ -223,7 +224,7 @@ class ChatScreen(AgentScreen):
     def action_side(self) -> None:
         """Shows or hides the exact ids and the template."""
         self.toggle_class("-side")
-        self.call_after_refresh(self.transcript.redraw)
+        self.call_after_refresh(self.paint)
         self._paint_context()
 
     def _paint_context(self) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.dom import DOMNode
+from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Static
 from textual.worker import Worker, WorkerState
@@ -115,6 +116,10 @@ class AgentScreen(Screen[None]):
 
     def paint(self) -> None:
         """Paints everything for the size and the choice as they are now."""
+
+    def on_resize(self, event: Resize) -> None:
+        """Paints for the new size, when the widgets have theirs; a subclass's own handler runs before."""
+        self.call_after_refresh(self.paint)
 
     def put(self, name: str, text: Text | str) -> None:
         """Replaces the text of a widget."""
@@ -239,9 +244,6 @@ class LinesScreen(AgentScreen):
     def compose(self) -> ComposeResult:
         yield from (Static(id="head"), Lines(id="long"))
         yield Static(Text(self.KEYS, no_wrap=True), id="keys")
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.paint)
 
     @property
     def page(self) -> Lines:

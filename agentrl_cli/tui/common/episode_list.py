@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rich.cells import set_cell_size
 from rich.segment import Segment
@@ -23,7 +23,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store import Store
 from agentrl_cli.store.filters import compile_filter, fields
-from agentrl_cli.tui.common.agent_screen import report_failure
+from agentrl_cli.tui.common.agent_screen import AgentScreen, report_failure
 from agentrl_cli.tui.common.dialogs import Field, Form
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
@@ -43,23 +43,11 @@ TROUBLE = Style(color="#ffb454")
 
 
 class EpisodeTable(Lines):
-    """Virtual rows; posts `Wanted` for rows that are not read yet, and `Opened` for enter or a double click."""
+    """Virtual rows, read when they come into sight; enter or a double click opens one in replay."""
 
-    @dataclass
-    class Wanted(Message):
-        """Rows [first, last) are visible and not read yet."""
-
-        first: int
-        last: int
-
-    @dataclass
-    class Opened(Message):
-        """Enter or a double click on a row."""
-
-        row: Any
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, reader: Reader, browse: Browse) -> None:
+        super().__init__(id="table")
+        self.reader, self.browse = reader, browse
         self.ids: list[int] = []
         self.rows: dict[int, Any] = {}
         self.cursor = 0
@@ -85,7 +73,7 @@ class EpisodeTable(Lines):
             wanted = max(top - PAGE // 2, 0), last
             if self._asked != wanted:
                 self._asked = wanted
-                self.post_message(self.Wanted(*wanted))
+                self.read_rows(*wanted)
             return Strip([Segment("  …".ljust(width), FAINT)])
         style = OUTCOMES.get(str(row.outcome or ""), TROUBLE)
         return Strip([Segment(row_text(row, width), CURSOR if index == self.cursor else style)])
@@ -109,7 +97,15 @@ class EpisodeTable(Lines):
     def open_current(self) -> None:
         row = self.rows.get(self.ids[self.cursor]) if self.ids else None
         if row is not None:
-            self.post_message(self.Opened(row))
+            cast(AgentScreen, self.screen).open_screen("replay", row.id, self.browse)
+
+    on_worker_state_changed = report_failure
+
+    @work(exclusive=True, group="rows", exit_on_error=False)
+    async def read_rows(self, first: int, last: int) -> None:
+        """Reads the rows [first, last)."""
+        self.rows |= await self.reader.call(_rows, self.ids[first:last])
+        self.refresh()
 
     def on_click(self, event: events.Click) -> None:
         event.prevent_default()
@@ -244,7 +240,7 @@ class EpisodeList(Vertical):
 
     def __init__(self, reader: Reader, browse: Browse, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.reader, self.browse, self.table = reader, browse, EpisodeTable(id="table")
+        self.reader, self.browse, self.table = reader, browse, EpisodeTable(reader, browse)
 
     def compose(self) -> ComposeResult:
         yield Static(id="columns")
@@ -294,12 +290,6 @@ class EpisodeList(Vertical):
         """Reads the list in the next order."""
         self.browse.next_sort()
         self.read_again()
-
-    @work(exclusive=True, group="rows", exit_on_error=False)
-    async def on_episode_table_wanted(self, event: EpisodeTable.Wanted) -> None:
-        wanted = self.table.ids[event.first : event.last]
-        self.table.rows |= await self.reader.call(_rows, wanted)
-        self.table.refresh()
 
 
 def _rows(store: Store, ids: list[int]) -> dict[int, Any]:

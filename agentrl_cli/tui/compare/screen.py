@@ -236,7 +236,6 @@ q            back
     def on_resize(self, event: Resize) -> None:
         for text in self.texts:
             text.compact = event.size.height < 30
-        self.call_after_refresh(self.paint)
 
     @property
     def text(self) -> TokenView:

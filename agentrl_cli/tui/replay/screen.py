@@ -166,7 +166,6 @@ class ReplayScreen(EpisodeScreen):
         self.tokens.compact = self.small
         if self.view is not None and wide:
             self._load_rest(self.view)
-        self.call_after_refresh(self.paint)
 
     def find_next(self, needle: str) -> str:
         count = self.tokens.find(needle)

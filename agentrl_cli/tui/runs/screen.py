@@ -19,7 +19,7 @@ from agentrl_cli.store import RunRow
 from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
-from agentrl_cli.tui.common.episode_list import Browse, EpisodeList, EpisodeTable
+from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
 from agentrl_cli.tui.common.keys import CLOSING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
@@ -104,7 +104,6 @@ class RunsScreen(AgentScreen):
     def on_resize(self, event: events.Resize) -> None:
         self.put("keys", Text(KEYS_SMALL if event.size.width < 100 else KEYS, no_wrap=True))
         self.query_one("#detail").display = event.size.height >= 20
-        self.paint()
 
     @property
     def runs(self) -> list[RunSummary]:
@@ -329,9 +328,6 @@ r      read again                q    back
         empty = "no episodes match" if self.browse.filter else some
         count = pluralise(event.count, "episode") if event.count else empty
         self._title("" if event.error else count, event.error)
-
-    def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
-        self.open_screen("replay", event.row.id, self.browse)
 
     def action_find(self) -> None:
         def done(text: str) -> None:

@@ -22,7 +22,7 @@ from agentrl_cli.errors import pluralise
 from agentrl_cli.reports.run_data import load, newer
 from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
-from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
+from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.keys import with_ids
 from agentrl_cli.tui.common.plain_text import csv_text
 from agentrl_cli.tui.common.reader import Reader
@@ -163,7 +163,6 @@ class WatchScreen(ControlScreen):
         self.set_class(width < 80 or height < 20, "-tiny")
         self.set_class(not narrow and (width < 112 or height < 34), "-mid")
         self.put("keys", Text(KEYS_SMALL if narrow else KEYS, no_wrap=True))
-        self.call_after_refresh(self.paint)
 
     @property
     def page(self) -> Page:
@@ -245,9 +244,6 @@ class WatchScreen(ControlScreen):
         if event.filter is not None:
             self.browse.filter = event.filter
         self.action_tab(event.tab)
-
-    def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
-        self.open_screen("replay", event.row.id, self.browse)
 
     def action_choose(self, step: int) -> None:
         self.page.choose(step)
