@@ -30,7 +30,7 @@ from textual.screen import Screen
 from agentrl_cli.errors import nearest, writing
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.tui.common.agent_screen import SCREENS, picture
-from agentrl_cli.tui.common.keys import describe_keys, read_settings, settings_path
+from agentrl_cli.tui.common.keys import keys_of, read_settings, settings_path
 from agentrl_cli.tui.common.layers import use_palette
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import CONTROL
@@ -180,9 +180,9 @@ class AgentApp(App[int]):
         for one in super().get_system_commands(screen):
             if one.title not in ("Screenshot", "Theme"):  # the screens have their own
                 yield one
-        for key, words in describe_keys(screen):
+        for key in keys_of(screen):
             run = partial(self.run_action, key.action, screen)
-            yield SystemCommand(f"{words}   {key.key}   {key.id}", "", run)
+            yield SystemCommand(f"{key.description}   {key.key}   {key.id}", "", run)
 
     def flip(self) -> None:
         """Takes the other theme."""

@@ -48,8 +48,8 @@ class PromptsScreen(AgentScreen):
         "prompts",
         [
             *moving("move"),
-            Binding("J,pagedown", "scroll(5)", "scroll", show=False),
-            Binding("K,pageup", "scroll(-5)", "scroll", show=False),
+            Binding("J,pagedown", "scroll(5)", "the diff down", show=False),
+            Binding("K,pageup", "scroll(-5)", "the diff up", show=False),
             Binding("space", "mark", "mark"),
             Binding("enter", "open", "open"),
             Binding("e", "episodes", "episodes"),

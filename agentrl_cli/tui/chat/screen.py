@@ -45,10 +45,10 @@ class ChatScreen(AgentScreen):
             *(
                 Binding(keys, action, words, show=False, priority=True)
                 for keys, action, words in (
-                    ("pageup", "scroll(-1)", "page"),
-                    ("pagedown", "scroll(1)", "page"),
-                    ("shift+pageup,ctrl+pageup", "side_scroll(-1)", "page of the ids"),
-                    ("shift+pagedown,ctrl+pagedown", "side_scroll(1)", "page of the ids"),
+                    ("pageup", "scroll(-1)", "previous page"),
+                    ("pagedown", "scroll(1)", "next page"),
+                    ("shift+pageup,ctrl+pageup", "side_scroll(-1)", "previous page of the ids"),
+                    ("shift+pagedown,ctrl+pagedown", "side_scroll(1)", "next page of the ids"),
                 )
             ),
             Binding("f2", "mode('tokens')", "tokens"),
@@ -58,7 +58,7 @@ class ChatScreen(AgentScreen):
             Binding("ctrl+x", "cancel", "stop answering", priority=True),
             Binding("f1", "help", "help"),
             Binding("f6", "words", "words"),
-            Binding("escape", "cancel", show=False),
+            Binding("escape", "cancel", "stop answering", show=False),
         ],
     )
     busy = True

@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common.keys import describe_keys, read_settings, settings_path
+from agentrl_cli.tui.common.keys import keys_of, read_settings, settings_path
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE
 
 SCROLLS = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": 10, "space": 10, "pageup": -10}
@@ -40,8 +40,8 @@ class Help(Dialog):
 
     def compose(self) -> ComposeResult:
         own, below = read_settings(settings_path())[0].keys, self.app.screen_stack[-2]
-        found = describe_keys(below) if self.keys else []
-        rows = [f"{key.key:<12} {words}" for key, words in found if key.id in own]
+        found = keys_of(below) if self.keys else []
+        rows = [f"{key.key:<12} {key.description}" for key in found if key.id in own]
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", TITLE))
             yield Static(Text("any key closes this", FAINT), id="how")

@@ -1,4 +1,4 @@
-"""Keys of the screens: their ids in the user's file, and their actions in words.
+"""Keys of the screens, and their ids in the user's file.
 
 The file is `~/.config/agentrl/screens.yaml`, or the one that AGENTRL_SCREENS names:
 
@@ -66,7 +66,7 @@ CLOSING = (
     Binding("question_mark", "help", "keys"),
     Binding("W", "words", "words"),
     Binding("q", "back", "back"),
-    Binding("escape", "leave", show=False),
+    Binding("escape", "leave", "back, never out", show=False),
 )
 """The last keys of a screen."""
 FINDING = (
@@ -80,7 +80,7 @@ def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
     """Return keys that call `action` with the lines to move by; none for a page or an end if that is 0."""
     keys = (
         *(("j,down", 1, "down"), ("k,up", -1, "up")),
-        *(("pagedown", page, ""), ("pageup", -page, "")),
+        *(("pagedown", page, "a page down"), ("pageup", -page, "a page up")),
         *(("g,home", -end, "first"), ("G,end", end, "last")),
     )
     return [
@@ -99,24 +99,8 @@ def with_ids(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
     return out
 
 
-def describe(binding: Binding) -> str:
-    """Return the action of a key in words: `turn(-1)`, described as `turn`, is `previous turn`."""
-    action, _, rest = binding.action.partition("(")
-    words = binding.description or action.replace("_", " ")
-    try:
-        step = float(rest.rstrip(")"))
-    except ValueError:
-        return words
-    if action == "end":
-        return f"{'last' if step else 'first'} {words.replace('end', '').strip()}".strip()
-    if " " in words or words in ("first", "last"):
-        return words  # `raise the rate`, `previous step`
-    much = f" ×{abs(step):g}" if abs(step) > 1 else ""
-    return f"{'next' if step > 0 else 'previous'} {words}{much}"
-
-
-def describe_keys(screen: Screen[object]) -> list[tuple[Binding, str]]:
-    """Return the bindings of a screen with their actions in words, and the keys of the user's keymap."""
+def keys_of(screen: Screen[object]) -> list[Binding]:
+    """Return the keys of a screen, those of the user's keymap in place of its own."""
     own = read_settings(settings_path())[0].keys
     keys = (key for key in type(screen).BINDINGS if isinstance(key, Binding))
-    return [(replace(key, key=own.get(key.id or "", key.key)), describe(key)) for key in keys]
+    return [replace(key, key=own.get(key.id or "", key.key)) for key in keys]

@@ -158,10 +158,6 @@ class Reader:
         """Return the first differing token between the shown episode and a sibling."""
         return await self.call(lambda store: fork_of(view, store.episodes.get(sibling)))
 
-    async def holds_secret(self, episode_id: str) -> bool:
-        """Whether a picture of the episode would show a likely secret. Raises NotFound."""
-        return await self.call(holds_secret, episode_id)
-
     def close(self) -> None:
         """Closes the connections after the queued calls."""
 

@@ -181,17 +181,17 @@ class VersusScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "versus",
         [
-            Binding("tab", "side", "side"),
-            Binding("j", "turn(1)", "turn", show=False),
-            Binding("k", "turn(-1)", "turn", show=False),
-            Binding("right,J", "token(1)", "token", show=False),
-            Binding("left,K", "token(-1)", "token", show=False),
-            Binding("down", "line(1)", show=False),
-            Binding("up", "line(-1)", show=False),
-            Binding("pagedown", "line(15)", show=False),
-            Binding("pageup", "line(-15)", show=False),
-            Binding("h", "version(-1)", "checkpoint", show=False),
-            Binding("l", "version(1)", "checkpoint", show=False),
+            Binding("tab", "side", "the other side"),
+            Binding("j", "turn(1)", "next turn", show=False),
+            Binding("k", "turn(-1)", "previous turn", show=False),
+            Binding("right,J", "token(1)", "next token", show=False),
+            Binding("left,K", "token(-1)", "previous token", show=False),
+            Binding("down", "line(1)", "a line down", show=False),
+            Binding("up", "line(-1)", "a line up", show=False),
+            Binding("pagedown", "line(15)", "a page down", show=False),
+            Binding("pageup", "line(-15)", "a page up", show=False),
+            Binding("h", "version(-1)", "previous checkpoint", show=False),
+            Binding("l", "version(1)", "next checkpoint", show=False),
             Binding("v", "fork", "fork"),
             *(
                 Binding(layer_key(i), f"layer('{name}')", name, show=False)

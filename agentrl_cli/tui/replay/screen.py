@@ -22,7 +22,7 @@ from agentrl_cli.tui.common.episode_list import Browse, filter_form
 from agentrl_cli.tui.common.episode_view import place_of
 from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, PALETTES, layer_key, palette_name, use_palette
-from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.reader import Reader, holds_secret
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import menus, panels, related
 from agentrl_cli.tui.replay.panes import EpisodeScreen, Place
@@ -70,18 +70,18 @@ flag:LOOP text:"4,5" outcome:failed -tag:seen
 """
 
 BINDINGS: list[BindingType] = [
-    Binding("j", "turn(1)", "turn", show=False),
-    Binding("k", "turn(-1)", "turn", show=False),
-    Binding("J,right", "token(1)", "token", show=False),
-    Binding("K,left", "token(-1)", "token", show=False),
-    Binding("down", "line(1)", show=False),
-    Binding("up", "line(-1)", show=False),
-    Binding("pagedown", "page(1)", show=False),
-    Binding("pageup", "page(-1)", show=False),
-    Binding("g,home", "end(0)", show=False),
-    Binding("G,end", "end(1)", show=False),
-    Binding("h", "sibling(-1)", "sibling", show=False),
-    Binding("l", "sibling(1)", "sibling", show=False),
+    Binding("j", "turn(1)", "next turn", show=False),
+    Binding("k", "turn(-1)", "previous turn", show=False),
+    Binding("J,right", "token(1)", "next token", show=False),
+    Binding("K,left", "token(-1)", "previous token", show=False),
+    Binding("down", "line(1)", "a line down", show=False),
+    Binding("up", "line(-1)", "a line up", show=False),
+    Binding("pagedown", "page(1)", "a page down", show=False),
+    Binding("pageup", "page(-1)", "a page up", show=False),
+    Binding("g,home", "end(0)", "first token", show=False),
+    Binding("G,end", "end(1)", "last token", show=False),
+    Binding("h", "sibling(-1)", "previous sibling", show=False),
+    Binding("l", "sibling(1)", "next sibling", show=False),
     Binding("n", "episode(1)", "next episode", show=False),
     Binding("N", "episode(-1)", "previous episode", show=False),
     *(
@@ -115,7 +115,7 @@ BINDINGS: list[BindingType] = [
     Binding("P", "palette", "colours"),
     Binding("T", "time", "where its time goes"),
     Binding("w", "taught", "who taught this token"),
-    Binding("tab", "pane", "pane", show=False),
+    Binding("tab", "pane", "next pane", show=False),
     *CLOSING,
 ]
 
@@ -301,7 +301,7 @@ class ReplayScreen(EpisodeScreen):
     @work(exclusive=True, group="export", exit_on_error=False)
     async def action_svg(self) -> None:
         """Writes the screen as a picture; asks first if it may show a secret."""
-        secret = await self.reader.holds_secret(self.episode_id)
+        secret = await self.reader.call(holds_secret, self.episode_id)
         path = Path(f"replay-{self.episode_id}.svg").absolute()
         self.save_picture(path, f"agentrl replay {self.episode_id}", secret=secret)
 

@@ -75,7 +75,7 @@ BINDINGS: list[BindingType] = with_ids(
         Binding("question_mark", "help", "keys"),
         Binding("W", "words", "words"),
         Binding("q", "back", "quit"),
-        Binding("escape", "leave", show=False),
+        CLOSING[-1],
     ],
 )
 
@@ -268,8 +268,8 @@ class EpisodesScreen(AgentScreen):
         [
             Binding("j,down", "move(1)", "down", show=False),
             Binding("k,up", "move(-1)", "up", show=False),
-            Binding("pagedown,space", "page(1)", "page", show=False),
-            Binding("pageup", "page(-1)", "page", show=False),
+            Binding("pagedown,space", "page(1)", "a page down", show=False),
+            Binding("pageup", "page(-1)", "a page up", show=False),
             Binding("g,home", "end(0)", "first", show=False),
             Binding("G,end", "end(1)", "last", show=False),
             Binding("enter", "open", "open"),

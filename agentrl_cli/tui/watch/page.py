@@ -123,7 +123,7 @@ class Page(Widget):
     def enter(self) -> None:
         """Scrolls to the place that the page opens at: its tab was chosen."""
 
-    def run_read(self) -> None:
+    def read_again(self) -> object:
         """Reads the data of this page alone, after a change of the store or when the tab is chosen."""
 
     def choose(self, step: int) -> None:

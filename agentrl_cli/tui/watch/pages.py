@@ -40,9 +40,6 @@ GROUP_HEAD = 2
 class EpisodesPage(EpisodeList, Page):
     """The run's episodes by a filter and an order."""
 
-    def run_read(self) -> None:
-        self.read_again()
-
     def choose(self, step: int) -> None:
         self.table.move_by(step)
 

@@ -23,7 +23,7 @@ from agentrl_cli.reports.run_data import load, newer
 from agentrl_cli.reports.spans import of_step
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.keys import with_ids
+from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.plain_text import csv_text
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
@@ -71,12 +71,12 @@ BINDINGS: list[BindingType] = with_ids(
     [
         *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),
         Binding("tab", "next_tab", "next tab", show=False),
-        Binding("j,down", "choose(1)", show=False),
-        Binding("up", "choose(-1)", show=False),
-        Binding("pagedown", "choose(15)", show=False),
-        Binding("pageup", "choose(-15)", show=False),
-        Binding("g,home", "choose(-1000000)", show=False),
-        Binding("G,end", "choose(1000000)", show=False),
+        Binding("j,down", "choose(1)", "down", show=False),
+        Binding("up", "choose(-1)", "up", show=False),
+        Binding("pagedown", "choose(15)", "a page down", show=False),
+        Binding("pageup", "choose(-15)", "a page up", show=False),
+        Binding("g,home", "choose(-1000000)", "first", show=False),
+        Binding("G,end", "choose(1000000)", "last", show=False),
         Binding("enter", "open", "open"),
         Binding("space", "freeze", "freeze"),
         Binding("p", "control('pause')", "pause"),
@@ -107,7 +107,7 @@ BINDINGS: list[BindingType] = with_ids(
         Binding("W", "words", "words", show=False),
         Binding("T", "time", "where the last step's time goes", show=False),
         Binding("q", "detach", "detach"),
-        Binding("escape", "leave", show=False),
+        CLOSING[-1],
     ],
 )
 
@@ -192,7 +192,7 @@ class WatchScreen(ControlScreen):
         self.browse.run = self.data.run.id
         if self.page.needs_recent:
             self.recent = await self.reader.call(load_recent, self.data.run.id)
-        self.page.run_read()
+        self.page.read_again()
 
     @work(exclusive=True, group="tab", exit_on_error=False)
     async def read_page(self) -> None:
