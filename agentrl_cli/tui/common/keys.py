@@ -93,7 +93,7 @@ def with_ids(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
     out: list[BindingType] = []
     for binding in bindings:
         assert isinstance(binding, Binding)
-        action, _, rest = binding.action.partition("(")
+        action, _, rest = binding.action.removeprefix("focused.").partition("(")
         parts = (screen, action, rest.rstrip(")").strip("'"))
         out.append(replace(binding, id=".".join(filter(None, parts))))
     return out

@@ -219,14 +219,14 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.layout_ is not None:
             self._wanted_cell = self.layout_.cell_of(self.cursor)
 
-    def move(self, step: int) -> None:
+    def action_token(self, step: int) -> None:
         self.move_to(self.cursor + step)
 
     def move_to_end(self, last: int) -> None:
         """Puts the cursor on the last token (1), or on the first (0)."""
         self.move_to(len(self.view.tokens) - 1 if last and self.view is not None else 0)
 
-    def move_turn(self, step: int) -> None:
+    def action_turn(self, step: int) -> None:
         """Moves to the first token of the turn `step` further; back goes to the start of this one first."""
         if self.view is None or not self.view.blocks:
             return
@@ -236,7 +236,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.layout_ is not None:
             self.scroll_to(y=self.layout_.head_line[index], animate=False, immediate=True)
 
-    def move_lines(self, step: int) -> None:
+    def action_line(self, step: int) -> None:
         """Moves up or down by `step` rows, to the token at the wanted column."""
         if self.layout_ is None:
             return

@@ -182,14 +182,14 @@ class VersusScreen(AgentScreen):
         "versus",
         [
             Binding("tab", "side", "the other side"),
-            Binding("j", "turn(1)", "next turn", show=False),
-            Binding("k", "turn(-1)", "previous turn", show=False),
-            Binding("right,J", "token(1)", "next token", show=False),
-            Binding("left,K", "token(-1)", "previous token", show=False),
-            Binding("down", "line(1)", "a line down", show=False),
-            Binding("up", "line(-1)", "a line up", show=False),
-            Binding("pagedown", "line(15)", "a page down", show=False),
-            Binding("pageup", "line(-15)", "a page up", show=False),
+            Binding("j", "focused.turn(1)", "next turn", show=False),
+            Binding("k", "focused.turn(-1)", "previous turn", show=False),
+            Binding("right,J", "focused.token(1)", "next token", show=False),
+            Binding("left,K", "focused.token(-1)", "previous token", show=False),
+            Binding("down", "focused.line(1)", "a line down", show=False),
+            Binding("up", "focused.line(-1)", "a line up", show=False),
+            Binding("pagedown", "focused.line(15)", "a page down", show=False),
+            Binding("pageup", "focused.line(-15)", "a page up", show=False),
             Binding("h", "version(-1)", "previous checkpoint", show=False),
             Binding("l", "version(1)", "next checkpoint", show=False),
             Binding("v", "fork", "fork"),
@@ -282,15 +282,6 @@ q            back
 
     def action_side(self) -> None:
         self.texts[1 - self.side].focus()
-
-    def action_turn(self, step: int) -> None:
-        self.text.move_turn(step)
-
-    def action_token(self, step: int) -> None:
-        self.text.move(step)
-
-    def action_line(self, step: int) -> None:
-        self.text.move_lines(step)
 
     def on_descendant_focus(self) -> None:
         self.side = int(self.texts[1].has_focus)

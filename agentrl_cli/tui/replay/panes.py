@@ -224,7 +224,7 @@ class EpisodeScreen(AgentScreen):
         for name in shown:
             self.query_one(f"#{name}").scroll_relative(y=lines, animate=False)
         if not shown:
-            self.tokens.move_lines(lines)
+            self.tokens.action_line(lines)
 
     def action_page(self, sign: int) -> None:
         """Moves by a page."""

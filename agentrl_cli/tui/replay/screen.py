@@ -141,8 +141,8 @@ class ReplayScreen(EpisodeScreen):
         super().__init__(reader, episode_id, browse, place)
         tokens = self.tokens
         self.take_actions(
-            turn=tokens.move_turn,
-            token=tokens.move,
+            turn=tokens.action_turn,
+            token=tokens.action_token,
             end=tokens.move_to_end,
             fold=tokens.fold,
             find=self.action_find_text,
