@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
+import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.common.text import FAINT, GOOD, TITLE
@@ -35,16 +36,6 @@ def resample(
     return [sum(cell) / len(cell) if cell else math.nan for cell in cells]
 
 
-def _fill(values: list[float]) -> list[float]:
-    """Join the known values beside a gap by a straight line, so that few points still make a curve."""
-    known = [i for i, value in enumerate(values) if math.isfinite(value)]
-    out = list(values)
-    for a, b in pairwise(known):
-        for i in range(a + 1, b):
-            out[i] = values[a] + (values[b] - values[a]) * (i - a) / (b - a)
-    return out
-
-
 def braille(
     points: Points,
     width: int,
@@ -56,8 +47,14 @@ def braille(
     """Return a curve of braille dots, `height` rows of `width` characters (2 × 4 dots each), top row first."""
     rows, (low, high) = height * 4, y_range
     cells = [[0] * width for _ in range(height)]
+    means = np.asarray(resample(points, width * 2, x_range))
+    known = np.flatnonzero(np.isfinite(means))
+    if len(
+        known
+    ):  # known values beside a gap are joined by a line, so that few points make a curve
+        means = np.interp(range(len(means)), known, means[known], left=np.nan, right=np.nan)
     before: int | None = None
-    for column, value in enumerate(_fill(resample(points, width * 2, x_range))):
+    for column, value in enumerate(means.tolist()):
         if not math.isfinite(value):
             before = None
             continue

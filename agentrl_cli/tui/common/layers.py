@@ -40,8 +40,8 @@ class Layer:
     """Of (tokens, signals, the run's push scale)."""
     text: str
     """One line: what the glyphs show."""
-    everywhere: bool = False
-    """Whether tokens that were not sampled have a meaning too, so that their lines get a glyph row as well."""
+    glyphs: str = "sampled"
+    """The lines with a glyph row: `sampled`, `all` if other tokens have a meaning too, or `none`."""
 
 
 PUSH_STEPS = 7
@@ -236,12 +236,12 @@ LAYERS: dict[str, Layer] = {
         Layer("ratio", "ratio and clipping", _RATIO, lambda tokens, signals, scale: _ratio(tokens, signals),
               "new policy over old; what was clipped"),
         Layer("mask", "trained mask", _MASK, lambda tokens, signals, scale: _mask(tokens, signals),
-              "which tokens the loss may touch", everywhere=True),
+              "which tokens the loss may touch", glyphs="all"),
         Layer("origin", "origin", _ORIGIN,
               lambda tokens, signals, scale: np.clip(tokens.origin, 0, len(_ORIGIN) - 1).astype(np.int8),
-              "who wrote the token", everywhere=True),
+              "who wrote the token", glyphs="all"),
         Layer("plain", "plain", (Level(" ", "", ""),),
-              lambda tokens, signals, scale: np.zeros(len(tokens), np.int8), "the text alone"),
+              lambda tokens, signals, scale: np.zeros(len(tokens), np.int8), "the text alone", glyphs="none"),
         Layer("kl", "KL to the reference", _scale("no reference", "< .01", "< .1", "< .5", "< 2", "≥ 2"),
               lambda tokens, signals, scale: _classify_by_size(reference_kl(tokens, signals), 0.01, 0.1, 0.5, 2.0),
               "how far the policy is from the reference"),

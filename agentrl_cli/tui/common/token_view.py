@@ -107,11 +107,10 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.view is None or self.size.width < 4:
             return
         layer = LAYERS[self.lens]
-        glyphs = "all" if layer.everywhere else "sampled"
         self.layout_ = layout = Layout(
             self.view,
             self._text_width,
-            glyphs="none" if self._glyph_row or layer.name == "plain" else glyphs,
+            glyphs="none" if self._glyph_row else layer.glyphs,
             folded=self.folded,
             before=self.layout_,
         )

@@ -47,7 +47,6 @@ class EpisodeScreen(AgentScreen):
     """Whether the newest episode is shown as it arrives; any movement ends that."""
     room = 0
     """Lines of the inspector so far."""
-    _version: int | None = None
 
     def __init__(
         self, reader: Reader, episode_id: str, browse: Browse | None, place: Place | None

@@ -41,8 +41,7 @@ def replay_lines(
 
 def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Text]:
     """Yield the tokens with the layer's glyphs under those that were sampled."""
-    glyphs = "none" if layer.name == "plain" else "all" if layer.everywhere else "sampled"
-    layout = Layout(view, width, glyphs=glyphs)
+    layout = Layout(view, width, glyphs=layer.glyphs)
     classes = view.classes(layer)
     for kind, a, b in layout.lines:
         if kind == Kind.HEAD:
