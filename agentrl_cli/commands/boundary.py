@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import re
@@ -109,12 +110,10 @@ def _report_bug(error: BaseException) -> int:
     folders = [runs_dir(project) / "logs"] if project else []
     for folder in (*folders, Path(tempfile.gettempdir())):
         log = folder / name
-        try:
+        with contextlib.suppress(OSError):  # read-only or full: the next folder, at last the screen
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(head + text, encoding="utf-8", errors="backslashreplace")
-        except OSError:  # read-only or full: try the next folder, and at last the screen
-            continue
-        hint = f"The traceback is in {log}."
-        break
+            hint = f"The traceback is in {log}."
+            break
     line = next(iter(str(error).splitlines()), "")
     return _fail(f"Something went wrong: {type(error).__name__}: {line}", hint, 1, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,8 @@ def grader_imports(packs: Sequence[str], project: Path | None) -> tuple[str, ...
     """Return the packages that the graders of the run's packs import in the sandbox; a deleted pack adds none."""
     found: set[str] = set()
     for name in packs:
-        try:
+        with suppress(NotFound):
             found |= set(load_pack(name, base=project).imports)
-        except NotFound:
-            continue
     return tuple(sorted(found))
 
 

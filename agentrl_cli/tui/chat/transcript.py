@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +136,9 @@ class History:
         """Appends a line; if the file cannot be written, the history lasts for this chat alone."""
         self.lines.append(line)
         self._at = len(self.lines)
-        try:
-            with open(
-                self.path,
-                "a",
-                encoding="utf-8",
-                opener=lambda name, flags: os.open(name, flags, 0o600),
-            ) as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError:
-            return
+        private = partial(os.open, mode=0o600)
+        with suppress(OSError), open(self.path, "a", encoding="utf-8", opener=private) as file:
+            file.write(json.dumps(line) + "\n")
 
     def step(self, step: int) -> str:
         """Return the line further back (−1) or forth (+1); empty after the last one."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.segment import Segment
 
 from agentrl_cli.store.display import image_line
@@ -134,12 +134,9 @@ class Layout:
                 self._note(style, text)
 
     def _note(self, style: str, text: str) -> None:
-        for line in text.split("\n"):
-            head, rest = _cut(_printable(line.expandtabs(4)), self.width - 1)
-            self._add_note(style, head)
-            while rest:
-                head, rest = _cut(rest, self.width - 1)
-                self._add_note(style, head)
+        for line in map(_printable, text.expandtabs(4).split("\n")):
+            for part in chop_cells(line, self.width - 1) or [line]:
+                self._add_note(style, part)
 
     def _add_note(self, style: str, text: str) -> None:
         self.lines.append((Kind.NOTE, len(self.notes), 0))
@@ -168,11 +165,11 @@ class Layout:
                 if used + cells > width:
                     if used:
                         line()
-                    while cells > width:
-                        head, shown = _cut(shown, width)
+                    *full, shown = chop_cells(shown, width) if cells > width else [shown]
+                    for head in full:
                         add_token(token), add_text(head), add_cells(cell_len(head))
                         line()
-                        cells = cell_len(shown)
+                    cells = cell_len(shown) if full else cells
                 add_token(token), add_text(shown), add_cells(cells)
                 used += cells
                 if ends:
@@ -212,20 +209,6 @@ class Layout:
         count = len(self.lines)
         down, up = range(max(line + 1, 0), count), range(min(line - 1, count - 1), -1, -1)
         return next((n for n in (down if step > 0 else up) if self.lines[n][0] == Kind.TEXT), None)
-
-
-def _cut(text: str, width: int) -> tuple[str, str]:
-    """Return the longest prefix of at most `width` cells (at least one character) and the rest."""
-    if text.isascii():
-        return text[:width], text[width:]
-    end, used = 0, 0
-    for char in text:
-        cells = cell_len(char)
-        if used + cells > width and end:
-            break
-        used += cells
-        end += 1
-    return text[:end], text[end:]
 
 
 def call_notes(call: ToolCall) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from agentrl_cli.types import Int32
@@ -29,13 +29,8 @@ PARTIAL = "▫"
 def byte_of_char() -> dict[str, int]:
     """Return the GPT-2 table of byte-level BPE: printable character to byte."""
     keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in keep}
-    extra = 0
-    for byte in range(256):
-        if byte not in keep:
-            table[chr(256 + extra)] = byte
-            extra += 1
-    return table
+    others = [byte for byte in range(256) if byte not in keep]
+    return {chr(byte): byte for byte in keep} | {chr(n): byte for n, byte in enumerate(others, 256)}
 
 
 class TokenTexts:
@@ -149,9 +144,5 @@ def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
     # some characters have a longer lower case: positions must not move
     if len(text.lower()) == len(text):
         text, low = text.lower(), needle.lower()
-    found: list[int] = []
-    at = text.find(low)
-    while at >= 0 and len(found) < most:
-        found.append(bisect_right(starts, at) - 1)
-        at = text.find(low, at + 1)
-    return found
+    overlapping = re.finditer(f"(?={re.escape(low)})", text)
+    return [bisect_right(starts, match.start()) - 1 for match in islice(overlapping, most)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count, groupby
 
 from agentrl_cli.types import ROOT, Branch, Episode
 
@@ -55,13 +56,9 @@ def branch_title(episode: Episode, number: int) -> str:
 
 def spans(turns: Sequence[int]) -> str:
     """Return numbers as runs: `0-1 4-5`."""
-    runs: list[list[int]] = []
-    for turn in turns:
-        if runs and turn == runs[-1][1] + 1:
-            runs[-1][1] = turn
-        else:
-            runs.append([turn, turn])
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    places = count()  # within a run every number is as far from its place
+    runs = [list(run) for _, run in groupby(turns, lambda turn: turn - next(places))]
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def on_path(episode: Episode, turn: int, later: int) -> bool:

@@ -6,6 +6,7 @@ missing parts.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Container, Sequence
 from itertools import groupby
 
@@ -203,15 +204,9 @@ def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
                 glyph = level.glyph * (2 if len(shown) == 1 else 1)
                 text.append(glyph, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
             lines.append(text.append(f" {label}", FAINT))
-    line = ""
-    for index, name in enumerate(LAYERS):
-        word = f"{layer_key(index)} {name}{'*' if name == layer.name else ''}"
-        if len(line) + len(word) + 1 > width:
-            lines.append(Text(line, FAINT))
-            line = ""
-        line = f"{line} {word}".strip()
-    lines.append(Text(line, FAINT))
-    return lines
+    names = (f"{layer_key(n)}~{name}{'*' * (name == layer.name)}" for n, name in enumerate(LAYERS))
+    keys = textwrap.wrap(" ".join(names), width, break_on_hyphens=False)
+    return lines + [Text(part.replace("~", " "), FAINT) for part in keys]
 
 
 def legend_strip(layer: Layer, width: int) -> Text:
