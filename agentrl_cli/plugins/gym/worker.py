@@ -121,7 +121,7 @@ class World:
         ]
 
     def _action_schema(self, name: str) -> dict[str, Any]:
-        """Return the JSON Schema of an action. Raises ValueError for a space whose actions are no names or numbers."""
+        """Return the JSON Schema of an action. Raises ValueError for a space whose actions no tool call can give."""
         from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Text
 
         self._spoken = isinstance(self._space, Text)
