@@ -314,7 +314,7 @@ class OwnTime:
         self._paused = 0
         self._looked = self._due = 0.0
         self._handle: asyncio.TimerHandle | None = None
-        """Its next look; cancelled while it is paused, None outside the body."""
+        """Its next look; cancelled while it is paused, None outside the body and once it has expired."""
 
     async def __aenter__(self) -> OwnTime:
         await self._timeout.__aenter__()
@@ -368,6 +368,7 @@ class OwnTime:
     def _look(self) -> None:
         self._count()
         if self.seconds is not None and self.had >= self.seconds:
+            self._handle = None
             self._timeout.reschedule(self._looked)
         else:
             self._wait()

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,21 @@ async def test_the_clock_stands_while_something_else_limits_what_is_waited_for()
             await asyncio.sleep(4 * LIMIT)
         paused = limit.had
     assert paused < LIMIT and not limit.expired()
+
+
+async def test_a_pause_after_the_limit_starts_no_other_look() -> None:
+    """What the body waits for while it ends may be limited by something else, too."""
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    with pytest.raises(TimeoutError):
+        async with OwnTime(LIMIT, lambda: 1.0) as limit:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                with limit.pause():
+                    await asyncio.sleep(0)
+                await asyncio.sleep(LIMIT)
+    assert limit.expired() and not failed
 
 
 async def test_a_loop_that_is_blocked_gives_no_time() -> None:
