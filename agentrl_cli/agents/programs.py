@@ -68,9 +68,9 @@ class ForeignAgent:
     """The error that a failure of the program is, or of the environment in it."""
 
     def __init_subclass__(cls) -> None:
-        """Take the worker beside the class, unless it or its base names one."""
-        if not hasattr(cls, "worker") and cls.__module__ != __name__:
-            file = str(sys.modules[cls.__module__].__file__)
+        """Take the worker beside the class, unless it or its base names one; a notebook's class has no file."""
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        if file and not hasattr(cls, "worker") and cls.__module__ != __name__:
             cls.worker = Path(file).with_name("worker.py")
 
     def __init__(

@@ -18,6 +18,7 @@ import pytest
 from agentrl_cli import Episode, Outcome, Store, Task
 from agentrl_cli.agents import program_loop
 from agentrl_cli.agents import worker as shipped
+from agentrl_cli.agents.programs import ForeignWorld
 from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.rollout import Job
@@ -304,6 +305,10 @@ def write_world(folder: Path, code: str, agent: object) -> None:
     (folder / "data" / "train.jsonl").write_text('{"id": "r", "prompt": "?", "sample": 0}\n')
     (folder / "agent.py").write_text(code)
     (folder / "task.yaml").write_text(f"name: p\nsandbox: false\nagent: {json.dumps(agent)}\n")
+
+
+def test_a_class_of_a_notebook_has_no_worker_beside_it() -> None:
+    assert not hasattr(type("Own", (ForeignWorld,), {"__module__": "a notebook"}), "worker")
 
 
 async def test_what_a_run_imports_is_imported_once_for_all(tmp_path: Path) -> None:
