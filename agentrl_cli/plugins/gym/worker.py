@@ -122,12 +122,12 @@ class World:
 
     def _action_schema(self, name: str) -> dict[str, Any]:
         """Return the JSON Schema of an action. Raises ValueError for a space whose actions no tool call can give."""
-        from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Text
+        from gymnasium.spaces import Text
 
         self._spoken = isinstance(self._space, Text)
         if self._names or self._spoken:
             return {"type": "string"} | ({"enum": [*self._names]} if self._names else {})
-        if not isinstance(self._space, Box | MultiBinary | MultiDiscrete):
+        if self._space.shape is None:  # of several parts; one of the user's own may have numbers
             kind = type(self._space).__name__
             raise ValueError(
                 f"{name} takes actions of a {kind} space; a tool call can give those of Discrete, MultiDiscrete,"

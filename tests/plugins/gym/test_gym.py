@@ -74,12 +74,27 @@ class Say(Count):
         return "end", float(action == "blue."), True, False, {}
 
 
+class Even(gymnasium.Space):
+    def __init__(self):
+        super().__init__((1,), int)
+
+    def contains(self, x):
+        return int(x[0]) % 2 == 0
+
+
+class Own(Count):
+    action_space = Even()
+
+    def step(self, action):
+        return "end", float(action[0] == 4), True, False, {}
+
+
 class Both(Count):
     action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])
 
 
 def make(kind: str = ""):
-    return {"": Count, "say": Say, "both": Both}[kind]() if kind != "word" else kind
+    return {"": Count, "say": Say, "own": Own, "both": Both}[kind]() if kind != "word" else kind
 """
 
 
@@ -110,6 +125,9 @@ async def test_an_environment_of_the_users_file(
     episode = await play_published(f"{source}?kind=say", "gymnasium", said, tmp_path / "say")
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert any("'red' is not an action" in str(turn.messages) for turn in episode.turns)
+    said = [call("act", action=[3]), call("act", action=[4])]
+    episode = await play_published(f"{source}?kind=own", "gymnasium", said, tmp_path / "own")
+    assert episode.outcome is Outcome.SOLVED, episode.error
     python = python_with("gym", "gymnasium")
     line = MINE[: MINE.index("def make")].count("\n") + 1
     cases = {"sort=2": "unexpected keyword", "kind=word": "returned str, without"}
