@@ -47,11 +47,13 @@ async def test_what_hangs_ends_however_busy_the_machine_is() -> None:
 
 
 async def test_the_clock_stands_while_something_else_limits_what_is_waited_for() -> None:
-    async with OwnTime(LIMIT, Machine(lambda _: 1.0)) as limit:
-        with limit.pause(), limit.pause():
-            await asyncio.sleep(4 * LIMIT)
-        paused = limit.had
-    assert paused < LIMIT and not limit.expired()
+    with pytest.raises(TimeoutError):
+        async with OwnTime(LIMIT, Machine(lambda _: 1.0)) as limit:
+            with limit.pause(), limit.pause():
+                await asyncio.sleep(4 * LIMIT)
+            paused = limit.had
+            await asyncio.sleep(40 * LIMIT)
+    assert paused < LIMIT and limit.expired()
 
 
 async def test_a_pause_after_the_limit_starts_no_other_look() -> None:
