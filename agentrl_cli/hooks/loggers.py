@@ -169,7 +169,7 @@ def _with_lists(node: Any, gaps: bool) -> Any:
     if not isinstance(node, dict) or not node:
         return node
     inner = {key: _with_lists(value, gaps) for key, value in node.items()}
-    if not all(key.isdecimal() for key in inner):
+    if not all(str(key).isdecimal() for key in inner):  # a value may have keys that are numbers
         return inner
     keys = sorted(inner, key=int)
     listed = gaps or keys == [str(index) for index in range(len(keys))]

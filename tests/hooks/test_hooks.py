@@ -395,6 +395,7 @@ def test_numbers_and_flat_settings() -> None:
             "b": [4, 3],
             "c": {"d": 6},
         }
+    assert nest({"a": {0: 1, 1: 2}}) == {"a": {0: 1, 1: 2}}, "only names of attributes make a list"
 
 
 class Broken(Logger):
