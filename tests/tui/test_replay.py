@@ -74,6 +74,15 @@ def tokens(app: App[int]) -> TokenView:
     return app.screen.query_one(TokenView)
 
 
+async def test_layer_and_episode_change_while_the_transcript_is_hidden(db: Path) -> None:
+    async with showing(replay(db), "j/k turn", size=SMALL) as pilot:
+        view = tokens(pilot.app)
+        await press(pilot, "tab", *"0123456789", then=lambda: view.lens == "kl" and not view.size)
+        await press(pilot, "l", then=lambda: len(view.view.tokens) == 135 if view.view else False)
+        assert view.layout_ is not None and view.layout_.view is view.view
+        assert "▾ TURN" in await press(pilot, "tab", "tab", then="TURN")
+
+
 async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
     async with showing(replay(db), "TOKEN 1/64", notifications=True, size=WIDE) as pilot:
         view, screen = tokens(pilot.app), screen_of(pilot, ReplayScreen)

@@ -104,17 +104,19 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
                 self.scroll_to(y=max(head - 4, 0), animate=False, force=True, immediate=True)
 
     def _relayout(self) -> None:
-        if self.view is None or self.size.width < 4:
+        if self.view is None:
             return
-        layer = LAYERS[self.lens]
+        layer, before, hidden = LAYERS[self.lens], self.layout_, self.size.width < 4
+        self.levels = self.view.classes(layer)
+        if hidden and before is None:
+            return
         self.layout_ = layout = Layout(
             self.view,
-            self._text_width,
+            before.width if hidden and before is not None else self._text_width,
             glyphs="none" if self._glyph_row else layer.glyphs,
             folded=self.folded,
-            before=self.layout_,
+            before=before,
         )
-        self.levels = self.view.classes(layer)
         self._line = layout.line_of(self.cursor)
         self.virtual_size = Size(layout.width, len(layout.lines) + self._glyph_row)
         self.refresh()
