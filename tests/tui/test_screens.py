@@ -262,8 +262,11 @@ async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
         assert screen.fork is not None and screen.texts[0].cursor == screen.fork.position
         before = screen.sides[0]
         await press(pilot, "l", then=lambda: screen.sides[0] != before)
-        await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
-        assert screen.side == 1 and screen.texts[1].lens == "logp"
+        here = screen.texts[1].cursor
+        await pilot.press("tab", "right")
+        assert screen.side == 1 and screen.texts[1].cursor == here + 1
+        await pilot.press("j", "k", "down", "up", "3", "v")
+        assert screen.texts[1].lens == "logp"
         await press(pilot, "enter", then="ep0")
     assert quote('a "b"') == '"a \\"b\\""'
 
