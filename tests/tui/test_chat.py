@@ -26,7 +26,7 @@ from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from tests.helpers.session import open_chat
-from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text
+from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 
@@ -256,7 +256,9 @@ async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(
 ) -> None:
     client = ChatClient([*script, "--pack", "calc-task"])
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
-    async with app.run_test(size=(100, 40)) as pilot:
+    async with app.run_test(size=(3, 40)) as pilot:  # without a place for "loading the model …"
+        visible(app)
+        await pilot.resize_terminal(100, 40)
         await pilot.press(*"hi", "enter")
         screen = screen_of(pilot, ChatScreen)
         assert [command.values for command in screen.waiting] == [{"text": "hi"}]
