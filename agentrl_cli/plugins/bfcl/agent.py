@@ -14,7 +14,7 @@ class BFCL(ForeignWorld):
     """`options`: `turns`, how many of the user's are played; `tools: needed`, only the functions of the solution."""
 
     name = "bfcl"
-    needs = "bfcl_eval==2026.3.23 --no-deps && pip install mpmath==1.3.0"
+    needs = "--no-deps bfcl_eval==2026.3.23 mpmath==1.3.0"
     shown = "bfcl:multi_turn_base?turns=1&tools=needed"
     tested: ClassVar = {"bfcl-eval": "2026.3.23"}
     limits: ClassVar = {"max_turns": 40, "max_new_tokens": 256, "max_tokens": 16384}

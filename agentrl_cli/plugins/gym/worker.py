@@ -6,9 +6,12 @@ A file's `make(**options)` returns an environment of its own; texts that it obse
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,7 +44,7 @@ class Gym:
             raise LookupError("score", self.score, ["success"])
         options = dict(config["options"])
         self.goal = options.pop("goal", "")
-        self.id = config["task"] or package.partition("?")[0]
+        self.id = config["task"] or ("make" if package.endswith(".py") else package)
         if package.endswith(".py"):
             self._make: Callable[[int], Any] = _maker(package, self.id, options)
             return
@@ -72,16 +75,22 @@ def _lake(side: int | None, seed: int) -> dict[str, Any]:
 
 
 def _maker(path: str, name: str, options: Mapping[str, Any]) -> Callable[[int], Any]:
-    """Return a function that makes a file's environment. Raises ValueError, with file and line, if it has none."""
+    """Return a function that makes a file's environment. Raises ValueError, with its place, if it has none.
+
+    As of a script, modules beside the file can be imported.
+    """
     spec = importlib.util.spec_from_file_location("environment", path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["environment"] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(path))
     spec.loader.exec_module(module)
     make = getattr(module, name, None)
     if not callable(make):
         found = [key for key, value in vars(module).items() if callable(value)]
         raise LookupError(f"function in {path}", name, found)
-    where = f"{path}:{inspect.getsourcelines(make)[1]}: {name}"
+    with contextlib.suppress(OSError, TypeError):  # an object that can be called has no line
+        path = f"{path}:{inspect.getsourcelines(make)[1]}"
+    where = f"{path}: {name}"
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:

@@ -51,7 +51,16 @@ for space, ours in ((gymnasium.spaces.MultiDiscrete([3, 3]), [2**70, 0]), (gymna
     assert "is not an action" in world.call("act", {"action": ours})[0]
 """
 MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+
 import gymnasium
+from beside import KIND
+
+
+@dataclass
+class Settings:
+    kind: str = KIND
 
 
 class Count(gymnasium.Env):
@@ -94,7 +103,7 @@ class Both(Count):
 
 
 def make(kind: str = ""):
-    return {"": Count, "say": Say, "own": Own, "both": Both}[kind]() if kind != "word" else kind
+    return {"": Count, "own": Own, "both": Both}[kind]() if kind != "word" else kind
 """
 
 
@@ -117,12 +126,13 @@ async def test_an_environment_of_the_users_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    source = f"gym:{tmp_path / 'mine.py'}:make"
+    (tmp_path / "beside.py").write_text('KIND = "say"\n')
+    source = f"gym:{tmp_path / 'mine.py'}"
     episode = await play_published(source, "gymnasium", ["blue."], tmp_path / "p")
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert episode.turns[0].messages[0]["content"] == "Say the word that is shown."
     said = [call("act", action="red"), " blue."]
-    episode = await play_published(f"{source}?kind=say", "gymnasium", said, tmp_path / "say")
+    episode = await play_published(f"{source}:Say", "gymnasium", said, tmp_path / "say")
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert any("'red' is not an action" in str(turn.messages) for turn in episode.turns)
     said = [call("act", action=[3]), call("act", action=[4])]
