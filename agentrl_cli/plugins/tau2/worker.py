@@ -33,6 +33,8 @@ class Domain:
             raise LookupError(f"option of {self.name}", option, ["split", "user", "user_url"])
         self.url = options.get("user_url", "")
         self.user = options.get("user", "default" if self.url else "script")
+        if not self.url and self.user not in ("script", "self"):  # a model of the default service
+            raise LookupError("user without user_url", self.user, ["script", "self"])
         loader = registry.get_task_splits_loader(self.name)
         splits = loader() if loader is not None else {}
         if (split := options.get("split", "base" if splits else "")) and split not in splits:

@@ -43,6 +43,12 @@ for domain in ("mock", "retail", "airline", "telecom"):
         same((world.reward(), theirs))
         solved += theirs
 assert solved >= EPISODES // 3, solved
+try:
+    worker("mock", user="gpt")
+except LookupError as error:
+    assert error.args == ("user without user_url", "gpt", ["script", "self"])
+else:
+    raise AssertionError
 """
 
 
