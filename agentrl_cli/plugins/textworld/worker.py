@@ -120,7 +120,7 @@ def plain(feedback: str) -> str:
     """Return a text of the game without its banner, its status line and empty lines."""
     text = re.sub(r"\n>\s+-=.*$", "", feedback.rstrip())
     lines = [line.rstrip() for line in text.splitlines()]
-    return "\n".join(line for line in lines if not re.fullmatch(r"[\s|\\/_$]*", line)).strip()
+    return "\n".join(line for line in lines if not re.fullmatch(r"[\s|\\/_$>]*", line)).strip()
 
 
 WORKER, FORKED = Challenge, True
