@@ -62,7 +62,8 @@ def convert(file: Path, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file into `folder`, in bfloat16. Raises ModelError."""
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from agentrl_cli.models.adapter import short
     from agentrl_cli.models.save import quiet
@@ -77,6 +78,10 @@ def convert(file: Path, folder: Path) -> None:
         Path(alone, file.name).symlink_to(file.resolve())
         try:
             tokenizer = AutoTokenizer.from_pretrained(alone, **where)
+            where["config"] = config = AutoConfig.from_pretrained(alone, **where)
+            width = GGUFReader(file).get_field(f"{config.model_type}.attention.key_length")
+            if width is not None and hasattr(config, "head_dim"):  # not read for every architecture
+                config.head_dim = width.contents()
             model: Any = AutoModelForCausalLM.from_pretrained(
                 alone, dtype=torch.float32, **where, **how
             )

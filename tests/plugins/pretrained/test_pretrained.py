@@ -292,6 +292,14 @@ def test_transformers_reads_the_numbers_and_the_tokens_that_were_written(
     assert (len(tokens), tokens[end], pre) == (768, "<|im_end|>", "qwen2")  # cut as the bundled one
 
 
+def test_a_file_of_a_bundled_model_is_read_again(place: Path, tmp_path: Path) -> None:
+    file = merged("tiny", tmp_path / "out", "--gguf-type", "f32")
+    found = model_folder(str(file), Config().model, base=tmp_path)
+    ids = prompt(found)
+    theirs = log_probabilities(tmp_path / "out", ids)
+    torch.testing.assert_close(log_probabilities(found, ids), theirs, atol=1e-4, rtol=0)
+
+
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 @pytest.mark.parametrize(("kind", "nats"), [("f16", 0.05), ("q8_0", 0.25)])
 def test_llama_cpp_cuts_texts_alike_and_continues_with_the_same_tokens(
