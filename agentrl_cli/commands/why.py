@@ -96,13 +96,15 @@ def _explain_token(
 
 def _explain_episode(store: Store, id: str, json: bool) -> None:
     from agentrl_cli.rollout.flags import find_flags
+    from agentrl_cli.store.rows import episode_state
 
-    episode = store.episodes.get(id)
+    episode, row = store.episodes.get(id), store.episodes.row(id)
+    state = episode_state(row, store.runs.get(row.run_id) if row.run_id else None)
     flags = find_flags(episode)
     if json:
         reasons = [{"name": f.name, "evidence": f.evidence, "turn": f.turn} for f in flags]
         return echo_json({"episode": episode.id, "outcome": episode.outcome, "reasons": reasons})
-    echo(f"{episode.id}: {episode.outcome}{f', {episode.error}' if episode.error else ''}")
+    echo(f"{episode.id}: {state}{f', {episode.error}' if episode.error else ''}")
     for flag in flags:
         turn = f", turn {flag.turn}" if flag.turn is not None else ""
         echo(f"  {flag.evidence} ({flag.name}{turn})")

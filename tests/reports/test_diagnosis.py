@@ -407,7 +407,9 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
             store.episodes.add([unknown.with_(id=f"eval{step}")])
             store.runs.add_eval(replace(rate(step, 0.5, 12), run_id=run.id))
         assert read_evidence(store, run).moved is None
-        store.runs.add(RunRow("", "fresh", config=CONFIG))
+        fresh = store.runs.add(RunRow("", "fresh", config=CONFIG))
+        store.episodes.start(seen.episodes[0].with_(id="begun", run_id=fresh.id, outcome=None))
+    assert cli("why", "begun", *where).startswith("begun: running\n")
     assert "there is nothing to judge" in cli("why", "fresh", *where)
 
 
