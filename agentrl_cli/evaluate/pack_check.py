@@ -136,13 +136,13 @@ async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None)
 
 async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
     chat = byte_chat(task)
-    if not pack.solver:
-        return await _blank(pack, task, chat, sandbox)
     try:
-        messages = pack.solution(task)
+        messages = pack.solution(task) if pack.solver else []
         texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
     except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
         return [Problem(task.id, f"solve(row) raised {describe_error(error)}")]
+    if not texts:
+        return await _blank(pack, task, chat, sandbox)
     problems = []
     solved = await play_texts(pack, task, chat, texts, sandbox)
     if solved.outcome is not Outcome.SOLVED:

@@ -90,8 +90,8 @@ def summary(found: Spread) -> str:
     return {
         "ready": f"{groups}: a training can begin",
         "slow": f"only {groups}: a training begins slowly, or not at all",
-        "parts": f"rewards differ in {found.differing} of {found.tasks} tasks, but by secondary parts alone: a training"
-        " would raise these, and nothing leads it to a solution",
+        "parts": f"rewards differ in {found.differing} of {found.tasks} tasks, but none is solved: a training would"
+        " raise what differs, and perhaps nothing leads it to a solution",
         "unsolved": "no group would have a solved episode to learn from: a training would do nothing",
         "done": "nothing is left to learn on these rows",
         "ungraded": "no rollout could be graded; `agentrl replay last` shows the last one",

@@ -61,7 +61,9 @@ async def _written(session: Any) -> float | None:
 
 
 def solve(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a row's own solution: its script, as one command of the tool `bash`."""
+    """Return the messages of a row's own solution: its script, as one command of the tool `bash`. Empty without one."""
+    if "solution" not in row:
+        return []
     command = placed(row["solution"], ".", row.get("root", ""))
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": command}}}
     return [

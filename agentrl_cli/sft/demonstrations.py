@@ -118,7 +118,8 @@ def demonstrations(
 ) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
     """Yield (pack, row, messages) without end: fresh rows, never one whose question stands in `data/`.
 
-    `families` are those of a lesson; by default all that are trained on. Raises ConfigError for an unknown one.
+    `families` are those of a lesson; by default all that are trained on. Raises ConfigError for an unknown one, and
+    for a pack that solves none of its rows.
     """
     for pack in packs.values():
         if unknown := set(families) - {task.family for task in pack.tasks("train")}:
@@ -128,6 +129,7 @@ def demonstrations(
             )
     rng = random.Random(f"demonstrations {seed}")
     rows = {name: _fresh(pack, 1000 + seed) for name, pack in packs.items()}
+    unsolved = 0
     while True:
         name = rng.choices(list(recipe.packs), list(recipe.packs.values()))[0]
         pack = packs[name]
@@ -136,7 +138,11 @@ def demonstrations(
             messages = pack.module.demonstrate(row, rng, recipe.tool_rate)
         else:
             messages = pack.module.solve(row)
-        yield pack, row, [*_task(pack, row).prompt, *messages]
+        unsolved = 0 if messages else unsolved + 1
+        if unsolved == KNOWN:
+            raise ConfigError(f"{pack.name} has no solution of {unsolved} rows, one after another.")
+        if messages:
+            yield pack, row, [*_task(pack, row).prompt, *messages]
 
 
 def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:

@@ -86,6 +86,7 @@ def row_of(folder: Path) -> dict[str, Any]:
     if not 0 < timeout < math.inf:
         raise DataError(f"timeout_sec = {timeout:g}")
     solution = folder / "solution" / "solve.sh"
+    solved = {"solution": _text(folder, "solution/solve.sh")} if solution.exists() else {}
     return {
         "id": folder.name,
         "family": str(spec.get("metadata", {}).get("category", "")),
@@ -94,7 +95,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         "tests": {path: text for path, (text, _) in tests.items()},
         "root": root,
         "timeout": timeout,
-        "solution": _text(folder, "solution/solve.sh") if solution.exists() else "true",
+        **solved,
     }
 
 

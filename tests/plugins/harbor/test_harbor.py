@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from agentrl_cli import Config, Outcome, load_pack
@@ -11,6 +12,7 @@ from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
 from agentrl_cli.paths import find_pack
 from agentrl_cli.plugins.harbor.source import row_of
 from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.sft.demonstrations import Recipe, demonstrations
 from tests.helpers.cli import Cli
 
 DOCKERFILE = (
@@ -53,16 +55,20 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     source = load_pack(find_pack("swe-task")).tasks("test")[:9]
     written(tmp_path / "tasks" / "capitals", DOCKERFILE + "RUN touch go && chmod +x go\n")
     written(tmp_path / "tasks" / "grown", DOCKERFILE + "RUN apt-get install -y jq\n")
+    written(tmp_path / "tasks" / "unsolved", DOCKERFILE)
+    (tmp_path / "tasks" / "unsolved" / "solution" / "solve.sh").unlink()
     cli("init", "p", "--from", "harbor:tasks", said="grown (RUN apt-get install -y jq)")
     pack = load_pack(tmp_path / "p")
     rows = [task for split in pack.splits() for task in pack.tasks(split)]
-    assert len(rows) == 10
+    assert len(rows) == 11
     kept = ("prompt", "tests", "solution", "timeout", "root", "family")
     theirs = {task.data["solution"]: task for task in source}
     for task in rows:
-        if (mine := theirs.pop(task.data["solution"], None)) is not None:
+        if (mine := theirs.pop(task.data.get("solution"), None)) is not None:
             assert [task.data.get(name) for name in kept] == [mine.data.get(name) for name in kept]
     assert not theirs, "every task came back"
+    lessons = islice(demonstrations(Recipe(packs={"p": 1.0}), {"p": pack}, 0), 20)
+    assert all(messages[-1]["role"] == "assistant" for *_, messages in lessons)
     prompt = next(row.prompt[-1]["content"] for row in rows if row.id.endswith("capitals"))
     assert prompt == "Write ./data/notes.txt in capitals to ./out/big.txt."
     split = next(row.split for row in rows if row.id.endswith("capitals"))
