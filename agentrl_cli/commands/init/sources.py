@@ -201,9 +201,8 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     package, _, task = place.replace(".py:", ".py@").partition("@")
     program = resolve("programs", {}, kind)
     if not package or draft.files or draft.rows or draft.tools:
-        raise UsageError(
-            f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=program.shown
-        )
+        text = "brings tasks, tools and scorers: it stands alone." if package else "lacks a name."
+        raise UsageError(f"--from {kind}: {text}", hint=program.shown)
     options = {
         key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)
     }

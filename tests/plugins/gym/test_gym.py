@@ -148,7 +148,9 @@ async def test_an_environment_of_the_users_file(
         assert text in read and (f"mine.py:{line}: make" in read or "both" in query)
 
 
-def test_a_score_that_does_not_exist_is_refused() -> None:
+def test_a_score_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "unmade", "--from", "gym:?size=4"]) == 2
+    assert "--from gym: lacks a name." in capsys.readouterr().err
     python = python_with("gym", "gymnasium")
     made = resolve("programs", {}, "gym")("CartPole-v1", score="sucess", python=python)
     with pytest.raises(NotFound, match=r"No score named .sucess."):
