@@ -149,8 +149,12 @@ class Checkpoints:
 
 
 def retain(store: Store, run_id: str, keep: StoreConfig) -> None:
-    """Keep per-token numbers as long, and as precisely, as the section `store` of the configuration sets."""
+    """Keep per-token numbers as long, and as precisely, as the section `store` of the configuration sets.
+
+    Steps after the newest checkpoint stay precise: a resume trains on their episodes.
+    """
     if keep.precision == "float16":
-        prune(store, prunable(store, run=run_id), "half")
+        saved = max((c.step for c in store.runs.checkpoints(run_id)), default=0)
+        prune(store, prunable(store, run=run_id, filter=f"step:<={saved}"), "half")
     if keep.keep_tokens_days is not None:
         prune(store, prunable(store, older_days=keep.keep_tokens_days), "numbers")

@@ -195,7 +195,10 @@ def test_the_first_interrupt_finishes_the_step_and_saves(
 
 def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
     train = {"steps": STEPS, "save_every": 2, "eval_every": 0, "lr": 1e-2}
-    project = project_of(tmp_path / "project", model, "Twice", train=train)
+    project = project_of(
+        tmp_path / "project", model, "Twice", train=train, store={"precision": "float16"}
+    )
+    widths = "SELECT DISTINCT length(logp_sampled) / n FROM turn_tokens WHERE logp_sampled <> ''"
     plan(project, "rollout", EPISODES + 2, signal.SIGINT)
     code, said = spawn(project, "train")
     assert code == 130 and "Traceback" not in said, said
@@ -205,9 +208,12 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
         run = only_run(store)
         assert (run.status, run.step, store.live.all(run.id)) == ("stopped", 1, [])
         assert None not in {e.outcome for e in episodes_of(store, run)}
+        assert store.select(widths) == [(4,)], "the resume trains on these numbers"
     said = spawn_well(project, "train", "--resume", "last")
     assert "no checkpoint: begins again at step 0" in said, said
     assert ending(project)["weights"] == whole["weights"]
+    with opened(project) as store:
+        assert store.select(widths) == [(2,)]
 
 
 def test_a_finished_run_goes_on_to_more_steps(
