@@ -115,7 +115,7 @@ def prune(
 ) -> None:
     """Drop old episodes' per-token data, after asking: halve the precision, drop alternatives, numbers, or all.
 
-    --json prints {"what", "episodes", "done"}.
+    Those that a running training is still to train on stay. --json prints {"what", "episodes", "done"}.
     """
     from agentrl_cli.store import maintenance
 

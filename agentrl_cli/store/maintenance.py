@@ -168,11 +168,14 @@ def prunable(
     filter: str = "",
     run: str | None = None,
 ) -> list[str]:
-    """Return the ids of the finished episodes that `prune` would change. Raises UsageError for an unknown word in
-    `keep`.
+    """Return the ids of the finished episodes that `prune` would change: not those that a training which runs now is
+    still to decide on. Raises UsageError for an unknown word in `keep`.
     """
     where, params = compile_filter(filter)
-    terms = ["e.outcome IS NOT NULL", f"({where})"]
+    held = [row.id for row in store.runs.all() if row.held]
+    ahead = f"e.kind='train' AND e.fact='' AND e.run_id IN ({marks(len(held))})"
+    terms = ["e.outcome IS NOT NULL", f"({where})", f"NOT coalesce({ahead}, 0)"]
+    params = [*params, *held]
     if older_days is not None:
         terms.append("e.started < ?")
         params = [*params, time.time() - older_days * 86_400]
