@@ -516,6 +516,15 @@ def agent(task, base_url, api_key, model):
             AFTER
             return float(said["content"] == task.data["answer"])
 """
+AT_ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+
+def agent(task, base_url, api_key, model):
+    def part(n):
+        return ask(base_url, api_key, [{"role": "user", "content": f"Part {n}."}])
+    with ThreadPoolExecutor(3) as pool:  # the third call is refused while the model answers the others
+        list(pool.map(part, range(3)))
+"""
 GOOD = call("add", a=0, b=2)
 UNREADABLE = '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'
 PARTS = "rewards: {half: {weight: 1.0, primary: true}}\n"
@@ -608,6 +617,10 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     assert tokens.tokens.trained_mask.nonzero()[0].max() < 700, "the model's tokens fit"
     mistake = await play(pack, [call("add_up", a=0)])
     assert mistake.reward == (None if on_error == "mask" else reward)
+    (tmp_path / "agent.py").write_text(CLIENT + AT_ONCE)
+    slow = ScriptedPolicy(["two"] * 2, CHAT.tokenizer, delay=0.3)
+    several = await play(load_pack(tmp_path), slow, max_turns=2)
+    assert (several.outcome, several.reward) == (Outcome.TRUNCATED_TURNS, reward), several.error
 
 
 async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None:

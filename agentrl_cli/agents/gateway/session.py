@@ -71,7 +71,7 @@ class Refused:
     """A request that was refused."""
 
     calls: int
-    """Answers that were recorded before it."""
+    """Answers before it: recorded, or on their way."""
     code: str
     """The error's."""
     message: str
@@ -120,13 +120,18 @@ class Session:
         """Whether a call is being answered."""
         return bool(self._running)
 
+    @property
+    def _due(self) -> int:
+        """Answers that are on their way."""
+        return sum(one.answers for one in self._running.values() if not one.task.done())
+
     def room(self, policy: Policy | None = None) -> int:
         """Return the most positions of a context with its answer."""
         return min(self.limits.max_tokens, (policy or self.policy).context_length)
 
     def refuse(self, code: str, message: str = "") -> None:
         """Remember that a request was refused after the answers so far."""
-        self.refused = Refused(self.calls, code, message)
+        self.refused = Refused(self.calls + self._due, code, message)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -165,8 +170,7 @@ class Session:
                 pending.task.cancel()
 
     def _start(self, request: ModelRequest, digest: str, name: str, policy: Policy) -> _Pending:
-        due = sum(one.answers for one in self._running.values() if not one.task.done())
-        fits = self.calls + due + request.n <= self.limits.max_turns
+        fits = self.calls + self._due + request.n <= self.limits.max_turns
         answer = self._answer(request, digest, policy, fits)
         task = asyncio.get_running_loop().create_task(answer)
         pending = self._running[name] = _Pending(task, request.n * fits)

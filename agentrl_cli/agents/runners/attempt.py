@@ -275,7 +275,7 @@ class AgentAttempt(Attempt):
             else f"The agent took longer than {self.agent_timeout:g} s of its own."
         )
         refused, limit = door.session.refused, None
-        if refused is not None and refused.calls == trace.calls:  # it was the agent's last call
+        if refused is not None and refused.calls >= trace.calls:  # it was the agent's last call
             limit = REFUSED.get(refused.code)
         own = [
             turn for turn in trace.turns if trace.tokens.trained_mask[turn.start : turn.end].any()
