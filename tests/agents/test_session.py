@@ -64,6 +64,19 @@ async def test_parallel_calls_keep_to_the_limit_of_answers() -> None:
     assert (await several.complete(ask())).choices and several.calls == 4
 
 
+async def test_a_mistake_counts_until_a_call_that_follows_it() -> None:
+    policy = Held()
+    session = session_of(policy)
+    policy.replies = lambda key, ids: "Well." if "Two" in CHAT.decode(ids) else call("unknown")
+    asked = [ask([{"role": "user", "content": text}], tools=[ADD]) for text in ("One", "Two")]
+    both = [asyncio.create_task(session.complete(one)) for one in asked]
+    policy.open.set()
+    await asyncio.gather(*both)  # the mistake is answered first
+    assert "unknown" in session.mistake
+    await session.complete(asked[1])
+    assert not session.mistake
+
+
 async def test_sampling_stops_when_the_last_client_leaves() -> None:
     policy = Held()
     session = session_of(policy)

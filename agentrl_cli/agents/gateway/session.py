@@ -99,7 +99,8 @@ class Session:
     refused: Refused | None = field(default=None, init=False)
     """The last request that was refused."""
     mistake: str = field(default="", init=False)
-    """The error of the first call in the last answer that its client cannot carry out; empty if there is none."""
+    """The error of the first call that its client cannot carry out, in the last answer or one that was asked for
+    beside it; empty if there is none."""
 
     def __post_init__(self) -> None:
         self.tree = MessageTree(self.chat)
@@ -170,6 +171,8 @@ class Session:
                 pending.task.cancel()
 
     def _start(self, request: ModelRequest, digest: str, name: str, policy: Policy) -> _Pending:
+        if not self._due:
+            self.mistake = ""
         fits = self.calls + self._due + request.n <= self.limits.max_turns
         answer = self._answer(request, digest, policy, fits)
         task = asyncio.get_running_loop().create_task(answer)
@@ -210,7 +213,7 @@ class Session:
             if self.on_turn is not None and node.turn is not None:
                 self.on_turn(node.turn, node.tokens)
         self.calls += len(made)
-        self.mistake = made[-1].mistake
+        self.mistake = self.mistake or made[-1].mistake
         self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
         choices = tuple(answer.choice for answer in made)
         reply = Reply(
