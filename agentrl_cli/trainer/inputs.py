@@ -1,4 +1,4 @@
-"""The inputs of a run besides its settings: its rows, its code and its tokenizer.
+"""The inputs of a run besides its settings: its rows, its code, its tokenizer and the checkpoint it begins from.
 
 A run keeps their hashes as an event. A resume reports differences. It is refused where a group that the
 interruption cut would hold episodes of both versions, unless the change is accepted: then such a group is retired,
@@ -53,9 +53,18 @@ class Inputs:
     tokenizer: str
     folders: tuple[Path, ...] = ()
     """The folders of the packs."""
+    model: str = ""
+    """The model's name, of a checkpoint with its step: RUN@last is another one once the run has gone on."""
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], packs: Iterable[Pack], tokenizer: str, base: Path) -> Inputs:
+    def of(
+        cls,
+        tasks: Sequence[Task],
+        packs: Iterable[Pack],
+        tokenizer: str,
+        base: Path,
+        model: str = "",
+    ) -> Inputs:
         """Return the inputs of this process, which has loaded the packs; `base` is the project folder."""
         packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
         rows = (
@@ -68,7 +77,7 @@ class Inputs:
             kept = {key: value for key, value in spec.items() if key not in TEXTS}
             code[_show(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
         folders = tuple(pack.dir for pack in packs)
-        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer, folders)
+        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer, folders, model)
 
     def keep_reference(self, store: Store, run: RunRow) -> None:
         """Keep the reference curves of the only pack of a run that begins, if they are of its model and these rows.
@@ -100,7 +109,12 @@ class Inputs:
 
         Raises UsageError if there are such groups and `accept` is False; nothing is stored then.
         """
-        now = {"rows": "".join(self.rows), "code": dict(self.code), "tokenizer": self.tokenizer}
+        now = {
+            "rows": "".join(self.rows),
+            "code": dict(self.code),
+            "tokenizer": self.tokenizer,
+            "model": self.model,
+        }
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
@@ -113,6 +127,8 @@ class Inputs:
         found += [f"the code of {_list(files)} is different"] if files else []
         tokenizers = f"{before['tokenizer']} before, {self.tokenizer} now"
         found += [f"the tokenizer is another ({tokenizers})"] if other else []
+        if (model := before.get("model", self.model)) != self.model:
+            found.append(f"the model is another ({model} before, {self.model} now)")
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
         begun = _cut_groups(store, run.id, done, size, greedy=greedy)
         cut = [group for group, task in begun if files or other or task in rows]

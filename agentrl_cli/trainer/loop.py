@@ -20,6 +20,8 @@ from agentrl_cli.policies.protocols import Sleeping, TrainablePolicy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.checkpoint_names import pin_version
+from agentrl_cli.trainer.compute import needed_folder
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
@@ -260,7 +262,10 @@ class Trainer:
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
-        inputs = Inputs.of(self.collector.tasks, self.packs.values(), self.loaded.hash, self.base)
+        model = pin_version(self.store, self.loaded.name, needed_folder(self.loaded))
+        inputs = Inputs.of(
+            self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model
+        )
         size, greedy = self.config.rollout.group_size, self.greedy is not None
         done = int(state.get("step", 0))
         inputs.keep_reference(self.store, self.run)

@@ -226,6 +226,15 @@ def test_other_tasks_than_planned_are_reported(
         assert store.select(sql) == []
 
 
+def test_a_checkpoint_that_has_gone_on_is_reported(tmp_path: Path, model: Path) -> None:
+    project = project_of(tmp_path / "project", model)
+    spawn_well(project, "train", "--steps", "1")
+    spawn_well(project, "train", "--steps", "1", "--model", "bandit-grpo@last")
+    spawn_well(project, "train", "--resume", "bandit-grpo", "--steps", "2")
+    said = spawn_well(project, "train", "--resume", "bandit-grpo-2", "--steps", "2")
+    assert "the model is another (bandit-grpo@1 before, bandit-grpo@2 now)." in said, said
+
+
 def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path, cli: Cli) -> None:
     cli.folder = project_of(tmp_path / "project", model)
     cli("train", "--accept-changes", code=2, said="--accept-changes is for a resume.")
