@@ -618,8 +618,9 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     mistake = await play(pack, [call("add_up", a=0)])
     assert mistake.reward == (None if on_error == "mask" else reward)
     (tmp_path / "agent.py").write_text(CLIENT + AT_ONCE)
-    slow = ScriptedPolicy(["two"] * 2, CHAT.tokenizer, delay=0.3)
-    several = await play(load_pack(tmp_path), slow, max_turns=2)
+    several = await play(
+        load_pack(tmp_path), ScriptedPolicy(["two"], CHAT.tokenizer, delay=0.3), max_turns=2
+    )
     assert (several.outcome, several.reward) == (Outcome.TRUNCATED_TURNS, reward), several.error
 
 
