@@ -61,11 +61,11 @@ class Elsewhere:
 
 
 def begun(
-    folder: Path, store: Store | None = None, **agent: Any
+    folder: Path, store: Store | None = None, n: int = 1, **agent: Any
 ) -> tuple[asyncio.Task[Episode], Elsewhere]:
     address = f"127.0.0.1:{free_port()}"
     pack = pack_of(folder, agent={"remote": address, "timeout": 600, **agent})
-    return asyncio.ensure_future(play(pack, store=store)), Elsewhere(address)
+    return asyncio.ensure_future(play(pack, store=store, n=n)), Elsewhere(address)
 
 
 async def test_an_agent_elsewhere_claims_a_task_and_gives_its_reward(tmp_path: Path) -> None:
@@ -122,6 +122,16 @@ async def test_of_agents_that_wait_one_gets_the_task(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [200, 204]
     await agent.ask(answers[0].json())
     await agent.say(answers[0].json(), "end", reward=1.0)
+    assert (await playing).outcome is Outcome.SOLVED
+
+
+async def test_a_task_waits_while_agents_are_at_work(tmp_path: Path) -> None:
+    playing, agent = begun(tmp_path, n=3, timeout=1.5)
+    for _ in range(3):  # the last is claimed after more than 1.5 s
+        work = await agent.claim()
+        await agent.ask(work)
+        await asyncio.sleep(0.9)
+        await agent.say(work, "end", reward=1.0)
     assert (await playing).outcome is Outcome.SOLVED
 
 

@@ -179,10 +179,6 @@ class AgentAttempt(Attempt):
                 trace = await server.close(door)
             if policy.failed.done():
                 raise policy.failed.result()
-            if end is None and isinstance(self.runner, RemoteRunner) and not self.runner.claimed:
-                raise EnvError(
-                    f"No agent asked for the task in {self.agent_timeout:g} s.", hint="Start one."
-                )
             for turn in trace.turns if remote else ():
                 self._record(turn, trace.tokens.slice(turn.start, turn.end))
             return end, trace, door
@@ -242,11 +238,13 @@ class AgentAttempt(Attempt):
             socket=unix,
         )
         agent = asyncio.ensure_future(self.runner.run(call))
-        called = asyncio.ensure_future(policy.called.wait())
-        start = OwnTime(max(self.runner.start_seconds, self.agent_timeout))
+        start, begun = OwnTime(max(self.runner.start_seconds, self.agent_timeout)), policy.called
+        if isinstance(self.runner, RemoteRunner):  # which limits the wait itself
+            start, begun, self.runner.patience = OwnTime(None), self.runner.claimed, clock.seconds
+        called = asyncio.ensure_future(begun.wait())
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:
-            if self.runner.start_seconds:
+            if start.seconds is None or self.runner.start_seconds:
                 async with start:
                     await asyncio.wait({*either, called}, return_when=asyncio.FIRST_COMPLETED)
             async with clock:

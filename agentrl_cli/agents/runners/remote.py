@@ -38,7 +38,7 @@ from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.runners.base import AgentLost, Ended, printed_names
 from agentrl_cli.agents.runners.command import task_of
 from agentrl_cli.agents.runners.server import EpisodeServer
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tasks import AgentSpec
 
 LONGEST_WAIT = 60.0
@@ -57,6 +57,8 @@ class Offer:
     done: asyncio.Future[Ended] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    claimed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once an agent has it."""
     alarm: asyncio.TimerHandle | None = None
     """Rings when the lease ends; None before it is claimed."""
 
@@ -85,19 +87,30 @@ class RemoteRunner:
             raise ConfigError(
                 f"agent.remote: {host} can be reached from other machines.", hint=f"Set {TOKEN}."
             )
-        self.claimed = False
-        """Whether an agent has the task."""
+        self.claimed = asyncio.Event()
+        """Set once an agent has the task."""
+        self.patience: float | None = None
+        """Seconds to wait for an agent while none is at work; None: any time."""
 
     async def run(self, call: AgentCall) -> Ended:
-        """Return how the agent that claimed the task ended. Raises AgentLost if it died, EnvError if no one can ask."""
-        self.claimed = False
+        """Return how the agent that claimed the task ended. Raises AgentLost if it died, EnvError if none asks for it
+        while none is at work, or none can ask.
+        """
+        self.claimed.clear()
         board = await Board.here(self._spec.remote)
-        offer = Offer(call, self._spec)
+        offer = Offer(call, self._spec, claimed=self.claimed)
         board.offer(offer)
         try:
+            while not self.claimed.is_set():
+                before = board.claims
+                try:
+                    await asyncio.wait_for(self.claimed.wait(), self.patience)
+                except TimeoutError:
+                    if not board.leases and board.claims == before:
+                        text = f"No agent asked for the task in {self.patience:g} s."
+                        raise EnvError(text, hint="Start one.") from None
             return await offer.done
         finally:
-            self.claimed = offer.alarm is not None
             if offer.alarm is not None:
                 offer.alarm.cancel()
             board.withdraw(offer)
@@ -109,7 +122,9 @@ class Board:
     def __init__(self, model: ASGIApp) -> None:
         self._token = os.environ.get(TOKEN, "")
         self._waiting: deque[Offer] = deque()
-        self._leases: dict[str, Offer] = {}
+        self.leases: dict[str, Offer] = {}
+        self.claims = 0
+        """Tasks that agents got so far."""
         self._over: deque[str] = deque(maxlen=_OVER)
         self._offered = asyncio.Event()
         routes = [
@@ -146,8 +161,8 @@ class Board:
         """End the lease of an episode that is over, if it has one."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(offer)
-        for lease in [lease for lease, other in self._leases.items() if other is offer]:
-            del self._leases[lease]
+        for lease in [lease for lease, other in self.leases.items() if other is offer]:
+            del self.leases[lease]
             self._over.append(lease)
 
     # --- what agents ask ---------------------------------------------------------------------------------------------
@@ -172,7 +187,9 @@ class Board:
         ):  # in this order: another may be quicker
             return Response(status_code=204)
         offer, lease = self._waiting.popleft(), secrets.token_urlsafe(24)
-        self._leases[lease] = offer
+        self.leases[lease] = offer
+        self.claims += 1
+        offer.claimed.set()
         offer.renew()
         key = offer.call.api_key
         call = replace(offer.call, root=f"{request.url.scheme}://{request.url.netloc}/e/{key}")
@@ -211,7 +228,7 @@ class Board:
     def _find_lease(self, request: Request) -> Offer:
         self._require_token(request)
         lease = request.path_params["lease"]
-        if (offer := self._leases.get(lease)) is None:
+        if (offer := self.leases.get(lease)) is None:
             over = lease in self._over
             raise RequestError(
                 "The lease is over: the task was given to another agent, or has ended."
