@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.rollout import Job
-from agentrl_cli.tasks import Pack, load_pack, load_packs
+from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT, call
 from tests.helpers.processes import alive, soon
@@ -489,13 +488,6 @@ def test_emit_reward_outside_of_an_episode_is_refused() -> None:
         emit_reward(float("nan"))
 
 
-def test_the_setting_gives_every_pack_the_agent(tmp_path: Path) -> None:
-    pack_of(tmp_path / "one", agent="agent.py:agent")
-    packs = load_packs(["one"], base=tmp_path, agent="mine.py:solve")
-    assert packs["sums"].agent is not None and packs["sums"].agent.text == "mine.py:solve"
-    assert os.path.samefile(packs["sums"].agent.folder, tmp_path)
-
-
 LOOP = f"""
 import os
 ADD = {ADD!r}
@@ -633,16 +625,6 @@ async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None
         assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
     assert "KeyError" in cut.error
     assert (await ended(tmp_path, text, after)).outcome is Outcome.AGENT_ERROR
-
-
-async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None:
-    code = (
-        loop()
-        .replace("said = ask", "emit_reward(0.25); said = ask")
-        .replace("model):", "model, emit_reward):")
-    )
-    episode = await play(pack_of(tmp_path, code), [GOOD] * 9)
-    assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TURNS, 0.25)
 
 
 async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:

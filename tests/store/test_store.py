@@ -417,11 +417,10 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     with Store.open(copy, readonly=True) as other:
         assert same(other.episodes.get(ids[1]).tokens, half)
     run = store.runs.add(RunRow("", "training", kind="train", status="running"))
-    own = (
+    store.episodes.add(
         random_episode(rng, id=fact or "untrained", run_id=run.id, kind="train", fact=fact)
         for fact in ("", "trained")
     )
-    store.episodes.add(own)
     assert prunable(store, run=run.id) == ["trained"]
 
 
