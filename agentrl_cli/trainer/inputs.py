@@ -54,7 +54,7 @@ class Inputs:
     folders: tuple[Path, ...] = ()
     """The folders of the packs."""
     model: str = ""
-    """The model's name, of a checkpoint with its step: RUN@last is another one once the run has gone on."""
+    """The model's name, of a checkpoint with its step: RUN@last changes as the run continues."""
 
     @classmethod
     def of(
@@ -109,12 +109,8 @@ class Inputs:
 
         Raises UsageError if there are such groups and `accept` is False; nothing is stored then.
         """
-        now = {
-            "rows": "".join(self.rows),
-            "code": dict(self.code),
-            "tokenizer": self.tokenizer,
-            "model": self.model,
-        }
+        rest = {"code": dict(self.code), "tokenizer": self.tokenizer, "model": self.model}
+        now = {"rows": "".join(self.rows), **rest}
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
@@ -123,12 +119,7 @@ class Inputs:
         code = before["code"]
         files = [name for name, now_ in self.code.items() if code.get(name, now_) != now_]
         other = before["tokenizer"] != self.tokenizer
-        found = [*self._about_rows(rows, list(contents))]
-        found += [f"the code of {_list(files)} is different"] if files else []
-        tokenizers = f"{before['tokenizer']} before, {self.tokenizer} now"
-        found += [f"the tokenizer is another ({tokenizers})"] if other else []
-        if (model := before.get("model", self.model)) != self.model:
-            found.append(f"the model is another ({model} before, {self.model} now)")
+        found = [*self._about_rows(rows, list(contents)), *self._about_others(files, before)]
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
         begun = _cut_groups(store, run.id, done, size, greedy=greedy)
         cut = [group for group, task in begun if files or other or task in rows]
@@ -163,6 +154,14 @@ class Inputs:
             yield "the rows are in another order"
         if missing or new or moved:
             yield "the next steps draw other tasks than planned"
+
+    def _about_others(self, files: Sequence[str], before: Mapping[str, str]) -> Iterator[str]:
+        """Clauses about the code, the tokenizer and the model."""
+        if files:
+            yield f"the code of {_list(files)} is different"
+        for name, now in (("tokenizer", self.tokenizer), ("model", self.model)):
+            if (was := before.get(name, now)) != now:
+                yield f"the {name} is another ({was} before, {now} now)"
 
 
 def _cut_groups(

@@ -66,8 +66,12 @@ async def test_parallel_calls_keep_to_the_limit_of_answers() -> None:
 
 async def test_a_mistake_counts_beside_answers_that_come_later() -> None:
     session = session_of(lambda _, ids: "Well." if "Two" in CHAT.decode(ids) else call("unknown"))
-    asked = [ask([{"role": "user", "content": text}], tools=[ADD]) for text in ("One", "Two")]
-    await asyncio.gather(*map(session.complete, asked))
+    await asyncio.gather(
+        *(
+            session.complete(ask([{"role": "user", "content": text}], tools=[ADD]))
+            for text in ("One", "Two")
+        )
+    )
     assert "unknown" in session.mistake
 
 

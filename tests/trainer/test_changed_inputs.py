@@ -226,13 +226,14 @@ def test_other_tasks_than_planned_are_reported(
         assert store.select(sql) == []
 
 
-def test_a_checkpoint_that_has_gone_on_is_reported(tmp_path: Path, model: Path) -> None:
+def test_a_base_that_is_another_checkpoint_by_now_is_reported(tmp_path: Path, model: Path) -> None:
     project = project_of(tmp_path / "project", model)
     spawn_well(project, "train", "--steps", "1")
     spawn_well(project, "train", "--steps", "1", "--model", "bandit-grpo@last")
     spawn_well(project, "train", "--resume", "bandit-grpo", "--steps", "2")
-    said = spawn_well(project, "train", "--resume", "bandit-grpo-2", "--steps", "2")
-    assert "the model is another (bandit-grpo@1 before, bandit-grpo@2 now)." in said, said
+    assert "the model is another (bandit-grpo@1 before, bandit-grpo@2 now)." in spawn_well(
+        project, "train", "--resume", "bandit-grpo-2", "--steps", "2"
+    )
 
 
 def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path, cli: Cli) -> None:
