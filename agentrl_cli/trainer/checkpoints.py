@@ -54,6 +54,14 @@ class Checkpoints:
         every = min(self.config.save.every, NEAR if self.config.heal else self.config.save.every)
         return step % every == 0 and 0 < step < self.config.steps
 
+    def has_best(self, step: int) -> bool:
+        """Whether the best evaluation so far is that of this step."""
+        return any(c.kind == "best" and c.step == step for c in self._list())
+
+    def lead_back(self) -> bool:
+        """Whether there is one that a healing could load: `last` is that of an end."""
+        return any(c.kind != "last" for c in self._list())
+
     def missing(self, step: int) -> bool:
         """Whether one is due after this step and the store has none of it."""
         return self.due(step) and step not in {c.step for c in self._list() if c.kind == "step"}

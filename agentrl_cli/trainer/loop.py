@@ -135,8 +135,7 @@ class Trainer:
         if self.config.train.eval.every and self.step == 0:
             await self.evaluate()  # of the base: the curve begins there, and `best` may be it
         base = self.step == 0 and self.best is None
-        kept = {one.kind for one in self.store.runs.checkpoints(self.run.id)}
-        if self.config.train.heal and (base or kept <= {"last"}):  # which no healing loads
+        if self.config.train.heal and (base or not self.checkpoints.lead_back()):
             await self._save("step")  # for a fall before the first one that is due
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
@@ -172,8 +171,7 @@ class Trainer:
         if self.config.train.eval.every and self.step % self.config.train.eval.every == 0:
             await self.evaluate()
         rule = self.reporter.health.certain
-        kept = {(one.kind, one.step) for one in self.store.runs.checkpoints(self.run.id)}
-        if rule and ("best", self.step) not in kept:
+        if rule and not self.checkpoints.has_best(self.step):
             await self._heal(rule)
         elif self.checkpoints.due(self.step):
             await self._save("step")
@@ -264,12 +262,9 @@ class Trainer:
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
+        model = pin_version(self.store, self.loaded.name, needed_folder(self.loaded))
         inputs = Inputs.of(
-            self.collector.tasks,
-            self.packs.values(),
-            self.loaded.hash,
-            self.base,
-            pin_version(self.store, self.loaded.name, needed_folder(self.loaded)),
+            self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model
         )
         size, greedy = self.config.rollout.group_size, self.greedy is not None
         done = int(state.get("step", 0))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from agentrl_cli.agents.runners.server import EpisodeServer
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.rollout import Job
-from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT, call
 from tests.helpers.processes import alive, soon
@@ -488,6 +489,13 @@ def test_emit_reward_outside_of_an_episode_is_refused() -> None:
         emit_reward(float("nan"))
 
 
+def test_the_setting_gives_every_pack_the_agent(tmp_path: Path) -> None:
+    pack_of(tmp_path / "one", agent="agent.py:agent")
+    packs = load_packs(["one"], base=tmp_path, agent="mine.py:solve")
+    assert packs["sums"].agent is not None and packs["sums"].agent.text == "mine.py:solve"
+    assert os.path.samefile(packs["sums"].agent.folder, tmp_path)
+
+
 LOOP = f"""
 import os
 ADD = {ADD!r}
@@ -610,9 +618,8 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     mistake = await play(pack, [call("add_up", a=0)])
     assert mistake.reward == (None if on_error == "mask" else reward)
     (tmp_path / "agent.py").write_text(CLIENT + AT_ONCE)
-    several = await play(
-        load_pack(tmp_path), ScriptedPolicy(["two"], CHAT.tokenizer, delay=0.3), max_turns=2
-    )
+    slow = ScriptedPolicy(["two"] * 2, CHAT.tokenizer, delay=0.3)
+    several = await play(load_pack(tmp_path), slow, max_turns=2)
     assert (several.outcome, several.reward) == (Outcome.TRUNCATED_TURNS, reward), several.error
 
 
@@ -625,6 +632,16 @@ async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None
         assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
     assert "KeyError" in cut.error
     assert (await ended(tmp_path, text, after)).outcome is Outcome.AGENT_ERROR
+
+
+async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None:
+    code = (
+        loop()
+        .replace("said = ask", "emit_reward(0.25); said = ask")
+        .replace("model):", "model, emit_reward):")
+    )
+    episode = await play(pack_of(tmp_path, code), [GOOD] * 9)
+    assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TURNS, 0.25)
 
 
 async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:

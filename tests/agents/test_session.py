@@ -64,15 +64,17 @@ async def test_parallel_calls_keep_to_the_limit_of_answers() -> None:
     assert (await several.complete(ask())).choices and several.calls == 4
 
 
-async def test_a_mistake_counts_beside_answers_that_come_later() -> None:
-    session = session_of(lambda _, ids: "Well." if "Two" in CHAT.decode(ids) else call("unknown"))
-    await asyncio.gather(
-        *(
-            session.complete(ask([{"role": "user", "content": text}], tools=[ADD]))
-            for text in ("One", "Two")
-        )
-    )
+async def test_a_mistake_counts_until_a_call_that_follows_it() -> None:
+    policy = Held()
+    session = session_of(policy)
+    policy.replies = lambda key, ids: "Well." if "Two" in CHAT.decode(ids) else call("unknown")
+    asked = [ask([{"role": "user", "content": text}], tools=[ADD]) for text in ("One", "Two")]
+    both = [asyncio.create_task(session.complete(one)) for one in asked]
+    policy.open.set()
+    await asyncio.gather(*both)  # the mistake is answered first
     assert "unknown" in session.mistake
+    await session.complete(asked[1])
+    assert not session.mistake
 
 
 async def test_sampling_stops_when_the_last_client_leaves() -> None:
@@ -173,6 +175,12 @@ async def test_what_a_server_without_token_ids_says_is_context() -> None:
     assert trace.calls == 1 and not trace.tokens.trained_mask.any()
 
 
+async def test_calls_in_another_syntax_are_named() -> None:
+    session = session_of(['[TOOL_CALLS][{"name": "add", "arguments": {}}]'])
+    reply = await session.complete(ask(tools=[ADD]))
+    assert reply.choices[0].finish == "stop" and (await session.seal()).foreign == "mistral"
+
+
 ADD = schema("add", {"a": "number", "b": "number"})
 USER: dict[str, Any] = {"role": "user", "content": "1 + 2?"}
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
@@ -247,7 +255,7 @@ async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
     trace = await session.seal()
     parents = [turn.parent for turn in trace.turns]
     assert parents == [None, None, None, None, None, 0, None, ROOT, None, None, 2, None]
-    assert (trace.forks, trace.drift) == (3, ())
+    assert (trace.forks, len(session.tree.leaves), trace.drift) == (3, 4, ())
     assert sum(turn.role == "system" for turn in trace.turns) == 2
     sampled = [trace.tokens.slice(t.start, t.end).trained_mask.any() for t in trace.turns]
     assert sum(sampled) == trace.calls == 5

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl_cli.config.choice import Options, choose, option_names
 from agentrl_cli.config.losses import LOSSES, CustomLoss
-from agentrl_cli.learning.coefficients import adapt_kl_coef
+from agentrl_cli.learning.coefficients import adapt_entropy_coef, adapt_kl_coef
 from agentrl_cli.learning.losses import (
     AGGREGATIONS,
     LossConfig,
@@ -334,6 +334,11 @@ def test_explained_variance_by_hand(
 def test_the_kl_controller_by_hand(kl: float, tokens: int, factor: float) -> None:
     """However long the step, by a fifth at most: the coefficient is never below 0."""
     assert adapt_kl_coef(0.1, kl=kl, target=0.01, tokens=tokens) == pytest.approx(0.1 * factor)
+
+
+def test_the_entropy_controller_by_hand() -> None:
+    assert adapt_entropy_coef(0.01, entropy=0.1, target=0.2) == pytest.approx(0.015)
+    assert adapt_entropy_coef(0.001, entropy=0.3, target=0.2) == 0
 
 
 def test_objective_by_hand() -> None:

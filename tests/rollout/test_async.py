@@ -14,17 +14,20 @@ import torch
 
 from agentrl_cli import Config, Hook
 from agentrl_cli.config.models import LoraConfig, ModelConfig
+from agentrl_cli.config.records import TrainerSettings
+from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
 from agentrl_cli.models.load import load_model
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.trainer.memory_plan import plan
-from agentrl_cli.trainer.prefetch import age_metrics, run_in_thread, stale
+from agentrl_cli.trainer.prefetch import Prefetcher, age_metrics, run_in_thread, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
 from tests.helpers.train import (
     TASK_PY,
     after_training,
+    as_bytes,
     episodes_of,
     trainer_of,
     write_pack,
@@ -121,6 +124,19 @@ def shift(model: Any) -> None:
                 weights.add_(0.2 * torch.randn_like(weights))
 
 
+async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
+    tmp_path: Path, model: Path
+) -> None:
+    given: dict[str, Any] = {"deterministic": True, "train": {"steps": 3}}
+    async with after_training(tmp_path, model, **given) as (trainer, _):
+        assert isinstance(trainer.policy, LocalPolicy) and trainer.policy.source is None
+        wanted = as_bytes(trainer.loaded.model.state_dict())
+    async with trainer_of(tmp_path, model, **given) as trainer:
+        for step in range(3):
+            await trainer.learn(await trainer.collector.sample(step), step)
+        assert as_bytes(trainer.loaded.model.state_dict()) == wanted
+
+
 async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
     write_pack(tmp_path, code=SLOW.replace("DELAY", "0.02"))
     sections: dict[str, Any] = {
@@ -192,6 +208,25 @@ def test_staleness_is_measured_and_bounded() -> None:
         "staleness/max": 3.0,
         "staleness/overtaken": 2.0,
     }
+
+
+async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
+    begun: list[int] = []
+
+    async def sample(step: int) -> list[list[Episode]]:
+        begun.append(step)
+        await asyncio.sleep(0)
+        if step == 2:
+            raise TrainingStopped("no more")
+        return [[episode_of(f"r@{step}")]]
+
+    sections = {"rollout": {"async_staleness": 2}, "train": {"steps": 3}}
+    ahead = Prefetcher(sample, TrainerSettings.of(Config.model_validate(sections)))
+    for step in range(2):
+        assert (await ahead.take(step))[0][0].id == f"er@{step}" and begun == [0, 1, 2]
+    with pytest.raises(TrainingStopped):
+        await ahead.take(2)
+    await ahead.stop()
 
 
 def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) -> None:

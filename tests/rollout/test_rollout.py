@@ -455,6 +455,7 @@ def test_seed_of_depends_on_all_its_parts() -> None:
     parts = [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]
     seeds = [seed_of(*one) for one in parts]
     assert len(set(seeds)) == 4 and all(0 <= seed < 2**63 for seed in seeds)
+    assert seeds == [seed_of(*one) for one in parts]
 
 
 async def test_a_task_of_an_unknown_pack() -> None:

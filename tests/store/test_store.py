@@ -396,6 +396,12 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     def tokens() -> Tokens:
         return store.episodes.get(ids[1]).tokens
 
+    run = store.runs.add(RunRow("", "training", kind="train", status="running"))
+    own = {"run_id": run.id, "kind": "train"}
+    for id_, fact in (("untrained", ""), ("trained", "trained")):
+        store.episodes.finish(random_episode(rng, id=id_, group_id="own", fact=fact, **own))
+    assert prunable(store, run=run.id) == ["trained"]
+    store.runs.delete(run.id)
     spared = prunable(store, keep=("best", "worst"), older_days=1)
     assert spared == ids[1:5] and prune(store, spared, "half") == 4
     half = tokens()
@@ -416,12 +422,6 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     assert after <= before and status(Path(store.path), check=True).check == "ok"
     with Store.open(copy, readonly=True) as other:
         assert same(other.episodes.get(ids[1]).tokens, half)
-    run = store.runs.add(RunRow("", "training", kind="train", status="running"))
-    store.episodes.add(
-        random_episode(rng, id=fact or "untrained", run_id=run.id, kind="train", fact=fact)
-        for fact in ("", "trained")
-    )
-    assert prunable(store, run=run.id) == ["trained"]
 
 
 # --- turns that branch ---

@@ -298,6 +298,18 @@ def evaluated(store: Store, run_id: str) -> set[str]:
     return {row.task_id for row in store.episodes.rows(store.episodes.ids("kind:eval", run=run_id))}
 
 
+async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_by_it(
+    tmp_path: Path, model: Path
+) -> None:
+    validation(write_pack(tmp_path), 5)
+    async with after_training(tmp_path, model, train={**EVERY, "eval_tasks": 3}) as (trainer, run):
+        runs = trainer.store.runs
+        assert evaluated(trainer.store, run.id) == {f"bandit/v{n}" for n in (0, 1, 3)}
+        assert [row.split for row in runs.evals(run.id)] == ["validation"] * 2
+        assert len(trainer.collector.tasks) == 6
+        assert [c.kind for c in runs.checkpoints(run.id)] == ["best", "last"]
+
+
 def validation(folder: Path, count: int) -> None:
     rows = [{"id": f"v{n}", "family": "even", "prompt": f"Try {n}."} for n in range(count)]
     (folder / "data" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -107,10 +107,8 @@ class RemoteRunner:
                     await asyncio.wait_for(self.claimed.wait(), self.patience)
                 except TimeoutError:
                     if not board.leases and board.claims == before:
-                        raise EnvError(
-                            f"No agent asked for the task in {self.patience:g} s.",
-                            hint="Start one.",
-                        ) from None
+                        text = f"No agent asked for the task in {self.patience:g} s."
+                        raise EnvError(text, hint="Start one.") from None
             return await offer.done
         finally:
             if offer.alarm is not None:
