@@ -251,8 +251,6 @@ class Verl(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in STAND_INS and not self.installed:
-            return ModuleSpec(fullname, _StandIn(STAND_INS[fullname]), is_package=True)
         package, _, leaf = fullname.rpartition(".")
         scorer = f"{SCORERS}.{leaf}"
         # A package that stands for a folder, and the file is not beside the one that was copied.
@@ -269,6 +267,13 @@ class Verl(MetaPathFinder):
 
     def __enter__(self) -> Self:
         sys.meta_path.append(self)
+        for name, content in {} if self.installed else STAND_INS.items():
+            module = ModuleType(name)
+            module.__dict__.update({"__path__": [], **content})
+            sys.modules[name] = module
+            parent, _, leaf = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], leaf, module)
         return self
 
     def __exit__(self, *raised: object) -> None:
