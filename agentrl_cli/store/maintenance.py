@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -168,14 +169,18 @@ def prunable(
     filter: str = "",
     run: str | None = None,
 ) -> list[str]:
-    """Return the ids of the finished episodes that `prune` would change: not those that a training which runs now is
-    still to decide on. Raises UsageError for an unknown word in `keep`.
+    """Return the ids of the finished episodes that `prune` would change: not those of the steps that a training
+    which runs now has yet to make. Raises UsageError for an unknown word in `keep`.
     """
     where, params = compile_filter(filter)
-    held = [row.id for row in store.runs.all() if row.held]
-    ahead = f"e.kind='train' AND e.fact='' AND e.run_id IN ({marks(len(held))})"
-    terms = ["e.outcome IS NOT NULL", f"({where})", f"NOT coalesce({ahead}, 0)"]
-    params = [*params, *held]
+    held = [(row.id, row.step) for row in store.runs.all() if row.held]
+    ahead = " OR ".join(["e.run_id=? AND e.step>?"] * len(held)) or "0"
+    terms = [
+        "e.outcome IS NOT NULL",
+        f"({where})",
+        f"NOT coalesce(e.kind='train' AND ({ahead}), 0)",
+    ]
+    params = [*params, *chain(*held)]
     if older_days is not None:
         terms.append("e.started < ?")
         params = [*params, time.time() - older_days * 86_400]

@@ -396,10 +396,10 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     def tokens() -> Tokens:
         return store.episodes.get(ids[1]).tokens
 
-    run = store.runs.add(RunRow("", "training", kind="train", status="running"))
+    run = store.runs.add(RunRow("", "training", kind="train", status="running", step=1))
     own = {"run_id": run.id, "kind": "train"}
-    for id_, fact in (("untrained", ""), ("trained", "trained")):
-        store.episodes.finish(random_episode(rng, id=id_, group_id="own", fact=fact, **own))
+    for step, id_ in enumerate(("trained", "untrained"), 1):
+        store.episodes.finish(random_episode(rng, id=id_, group_id="own", step=step, **own))
     assert prunable(store, run=run.id) == ["trained"]
     store.runs.delete(run.id)
     spared = prunable(store, keep=("best", "worst"), older_days=1)
