@@ -21,7 +21,6 @@ from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.checkpoint_names import pin_version
-from agentrl_cli.trainer.compute import needed_folder
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
@@ -262,7 +261,8 @@ class Trainer:
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
-        model = pin_version(self.store, self.loaded.name, needed_folder(self.loaded))
+        model, folder = self.loaded.name, self.loaded.folder
+        model = model if folder is None else pin_version(self.store, model, folder)
         inputs = Inputs.of(
             self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model
         )

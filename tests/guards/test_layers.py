@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -115,13 +115,28 @@ def test_there_are_no_circles() -> None:
     TopologicalSorter(graph).prepare()  # names a circle
 
 
-def test_learning_reaches_no_chat() -> None:
-    reached, new = set(), {module for module in MODULES if module.startswith("learning.")}
+def follow(new: set[str], below: Callable[[Path], Iterable[str]]) -> set[str]:
+    """Return modules with all that they import, directly or not; `below` are the imports of a file."""
+    reached: set[str] = set()
     while new:
         reached |= new
-        below = {name for module in new for _, name in own_imports(MODULES[module])}
-        new = (below & MODULES.keys()) - reached
+        found = {name for module in new for name in below(MODULES[module])}
+        new = (found & MODULES.keys()) - reached
+    return reached
+
+
+def test_learning_reaches_no_chat() -> None:
+    learning = {module for module in MODULES if module.startswith("learning.")}
+    reached = follow(learning, lambda file: (name for _, name in own_imports(file)))
     assert not [module for module in reached if module.split(".")[0] == "chat"]
+
+
+def test_the_training_loop_loads_at_most_150_files() -> None:
+    def loaded(file: Path) -> Iterator[str]:
+        for _, name in imports(top_level(parsed(PACKAGE / file))):
+            yield name.removeprefix("agentrl_cli").lstrip(".")
+
+    assert 100 < len(follow({"trainer.loop"}, loaded)) <= 150
 
 
 # What has a parameter or a field `Config`; the others get a section or a record of
