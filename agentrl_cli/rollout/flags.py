@@ -2,7 +2,7 @@
 
 TOOLFAIL   a tool raised, or took too long
 BADARG     a tool was unknown or got arguments that do not fit its schema
-NOTOOL     no tool was called
+NOTOOL     tools were offered, and none was called
 LOOP       the same call again and again, or a text that repeats itself
 TRUNC      cut off: tokens, turns or the context ran out
 AFTERERR   answered right after a tool had failed
@@ -65,20 +65,27 @@ class Flag:
     turn: int | None = None
 
 
-def find_flags(episode: Episode, drift: Iterable[str] = ()) -> list[Flag]:
+def find_flags(
+    episode: Episode, drift: Iterable[str] = (), offered: bool | None = None
+) -> list[Flag]:
     """Return all flags of an episode, each name once (its first place), in the order of RULES.
 
-    `drift` names the kinds of drift that were found in it.
+    `drift` names the kinds of drift that were found in it. `offered`: whether it was offered tools; None: as its own
+    flags have it, which were found when it ended.
     """
-    found = [next(rule(episode), None) for rule in RULES.values()]
+    offered = "NOTOOL" in episode.flags if offered is None else offered
+    rules = (rule for name, rule in RULES.items() if offered or name != "NOTOOL")
+    found = [next(rule(episode), None) for rule in rules]
     if "structural" in set(drift) or episode.fact == Fact.SKIPPED_DRIFT:
         found.append(Flag("DRIFT", "a separator, role or stop token is missing in the rendering"))
     return [flag for flag in found if flag is not None]
 
 
-def flag_names(episode: Episode, drift: Iterable[str] = ()) -> tuple[str, ...]:
+def flag_names(
+    episode: Episode, drift: Iterable[str] = (), offered: bool = True
+) -> tuple[str, ...]:
     """Return the names alone, as `Episode.flags` holds them."""
-    return tuple(flag.name for flag in find_flags(episode, drift))
+    return tuple(flag.name for flag in find_flags(episode, drift, offered))
 
 
 def _pair_results(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:

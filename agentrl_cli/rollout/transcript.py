@@ -153,7 +153,8 @@ class Transcript:
                 (outcome, error), rewards = fault_of(problem), ()
         self.guard_seconds += time.perf_counter() - started
         ended = ended.with_(outcome=outcome, error=error, reward_parts=rewards)
-        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
+        kinds = [drift.kind for drift in self._drifts]
+        ended = ended.with_(flags=flag_names(ended, kinds, bool(self.guard.tools)))
         # Before its end: whatever kills this process, an episode that has ended is whole.
         self._store_drift(late or ())
         self.recorder.finish(ended)

@@ -20,6 +20,7 @@ from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.places import PLACES, add_functions
 from agentrl_cli.store.schema import (
     APPLICATION_ID,
+    FLAGS,
     MIGRATION_SET,
     MIGRATIONS,
     NOT_GRADED,
@@ -157,6 +158,7 @@ def _require_free(conn: sqlite3.Connection, path: Path | str) -> None:
 _VALUES = {place: ("m009_relative_paths", value) for place, value in PLACES.items()} | {
     ("runs", "claim"): ("m008_claim", "iif(status='running', kind, '')"),
     ("episodes", "reward"): ("m010_ungraded", f"iif({NOT_GRADED}, NULL, reward)"),
+    ("episodes", "flags"): ("m021_no_tools_offered", FLAGS),
 }
 """(table, column) → (the migration that computes it, its value before that, in SQL)."""
 

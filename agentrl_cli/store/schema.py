@@ -164,6 +164,15 @@ NOT_GRADED = (
 )
 """The episodes that were not graded before schema 10, where their reward is 0."""
 
+FLAGS = """iif(
+    flags LIKE '%"NOTOOL"%' AND EXISTS (
+        SELECT 1 FROM tasks t WHERE t.pack=episodes.pack AND t.id=episodes.task_id AND t.tools='[]'
+    ),
+    (SELECT iif(count(*), json_group_array(value), '') FROM json_each(flags) WHERE value<>'NOTOOL'),
+    flags
+)"""
+"""The flags before schema 21, without NOTOOL on tasks that offer no tool."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", "ALTER TABLE groups ADD COLUMN why TEXT NOT NULL DEFAULT '';\n"),
@@ -249,6 +258,10 @@ ALTER TABLE turn_tokens ADD COLUMN reward_advantage BLOB;
     ("m018_turn_images", "ALTER TABLE turns ADD COLUMN images TEXT;\n"),
     ("m019_foreign_keys", add_foreign_keys),
     ("m020_turn_player", "ALTER TABLE turns ADD COLUMN player TEXT NOT NULL DEFAULT '';\n"),
+    (
+        "m021_no_tools_offered",
+        f"""UPDATE episodes SET flags={FLAGS} WHERE flags LIKE '%"NOTOOL"%';\n""",
+    ),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first.
 

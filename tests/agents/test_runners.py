@@ -109,6 +109,7 @@ async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_pa
     assert [(part.name, part.primary) for part in episode.reward_parts] == [("agent", True)]
     assert stored == episode.with_(tokens=stored.tokens)
     assert stored.tokens.ids.tolist() == episode.tokens.ids.tolist()
+    assert (await play(pack_of(tmp_path / "pack", TOOLS), ["2"])).flags == ("NOTOOL",)
 
 
 async def test_calls_that_the_parser_does_not_read_are_reported(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def agent(task, base_url, api_key, event_url):
 )
 async def test_a_reward_may_be_emitted(tmp_path: Path, code: str, reward: float) -> None:
     episode = await play(pack_of(tmp_path, code))
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, reward)
+    assert (episode.outcome, episode.reward, episode.flags) == (Outcome.FAILED, reward, ())
 
 
 OWN = """

@@ -116,7 +116,7 @@ MALFORMED = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
     ],
 )
 def test_each_rule(made: Episode, names: str, turn: int | None, evidence: str) -> None:
-    flags = find_flags(made)
+    flags = find_flags(made, offered=True)
     assert " ".join(flag.name for flag in flags) == names
     assert not flags or (flags[0].turn == turn and flags[0].evidence.startswith(evidence))
 

@@ -15,6 +15,7 @@ from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.types import (
@@ -239,6 +240,9 @@ async def test_without_tools_none_is_offered() -> None:
     episode = await rollout.episode(job_of(pack))
     assert "<tools>" not in BYTES.decode(episode.tokens.ids[: episode.turns[0].end])
     assert [result.error for result in observations(episode)] == ["unknown_tool"]
+    for tools, flags in ((False, []), (True, ["NOTOOL"])):
+        answered = await rollout_of(pack, ["5"]).with_(with_tools=tools).episode(job_of(pack))
+        assert [flag.name for flag in find_flags(answered)] == flags == [*answered.flags]
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

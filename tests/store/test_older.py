@@ -48,12 +48,14 @@ def old_store(path: Path, schema: int, pid: int = 2**22 + 1, heartbeat: float = 
         )
         if schema >= 8:
             conn.execute("UPDATE runs SET claim='train'")
-        conn.execute("INSERT INTO tasks VALUES ('p', 't', '', 'train', '[]', '{}', NULL)")
+        task = "INSERT INTO tasks VALUES ('p', ?, '', 'train', '[]', '{}', ?)"
+        conn.executemany(task, [("t", None), ("bare", "[]")])
         conn.execute(
             "INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1)"
         )
         conn.execute(EPISODE, (1.0, "solved", "t", "good", "g", "h"))
-        conn.execute(EPISODE, (None if schema >= 10 else 0.0, "timeout", "t", "late", "g", "h"))
+        conn.execute(EPISODE, (None if schema >= 10 else 0.0, "timeout", "bare", "late", "g", "h"))
+        conn.execute("""UPDATE episodes SET flags='["NOTOOL","LOOP"]'""")
         conn.execute("INSERT INTO reward_parts (episode_id, idx, name, value, weight, is_primary, detail)"
                      " VALUES ('good', 0, 'r', 1.0, 1.0, 1, '')")  # fmt: skip
         message = json.dumps([{"role": "user", "content": "x"}])
@@ -71,7 +73,10 @@ def schema_of(path: Path) -> int:
 
 
 def rewards(store: Store) -> dict[str, float | None]:
-    return {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
+    rows = store.episodes.rows(store.episodes.ids())
+    flags = {row.id: row.flags for row in rows}
+    assert flags == {"good": ("NOTOOL", "LOOP"), "late": ("LOOP",)}, "its task has no tools"
+    return {row.id: row.reward for row in rows}
 
 
 @pytest.mark.parametrize("schema", [1, 2, 7, 8, 9, 12, SCHEMA_VERSION - 1])

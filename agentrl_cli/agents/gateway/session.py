@@ -31,6 +31,7 @@ from agentrl_cli.agents.gateway.sampling import (
 from agentrl_cli.agents.gateway.tree import Context, MessageTree
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.types import Drift, Episode, Message, Sampling, Tokens, Turn, new_id
@@ -53,6 +54,8 @@ class Trace:
     """Branches beyond the first."""
     calls: int
     """Answers that were sampled."""
+    tools: Tools
+    """The tools that were offered: those of the first context that has any."""
     foreign: str
     """The parser that reads calls which the chat's own does not; empty if there were none."""
 
@@ -302,9 +305,16 @@ class Session:
                 await policy.release(slot)
         self._sources.clear()
         whole = Episode("", "", turns=self.tree.turns, tokens=self.tree.tokens)
-        drift = await aside(DriftGuard(self.chat).end, whole, self.tree.contexts)
+        contexts = self.tree.contexts
+        drift = await aside(DriftGuard(self.chat).end, whole, contexts)
         return Trace(
-            whole.turns, whole.tokens, tuple(drift), self.tree.forks, self.calls, self.foreign
+            whole.turns,
+            whole.tokens,
+            tuple(drift),
+            self.tree.forks,
+            self.calls,
+            next(filter(None, contexts.values()), None),
+            self.foreign,
         )
 
 

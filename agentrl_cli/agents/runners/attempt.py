@@ -150,6 +150,7 @@ class AgentAttempt(Attempt):
         self.transcript.live(AgentState.PENDING, "")
         end, trace, door = await self._run_agents(EpisodeServer.here(context.chat))
         self.transcript.drifts, self.foreign = list(trace.drift), trace.foreign
+        self.transcript.guard.tools = trace.tools
         self.given = door.reward if end is None or end.reward is None else end.reward
         self.players = {} if end is None else end.players
         self._judge(end, trace, door)

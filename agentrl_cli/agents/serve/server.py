@@ -83,7 +83,7 @@ class SessionRecorder(StoreRecorder):
         text = self._transcripts.pop(session.key, None)
         if text is None:
             return
-        text.drifts = list(trace.drift)
+        text.drifts, text.guard.tools = list(trace.drift), trace.tools
         if reward is None:
             text.finish(Outcome.UNGRADED, "", ())
         else:
