@@ -34,7 +34,7 @@ from agentrl_cli.commands.options import (
     refuse_idle,
 )
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.errors import RunFailed, pluralise
+from agentrl_cli.errors import RunFailed, UsageError, pluralise
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -120,6 +120,8 @@ def command(
         if run is not None:
             context = _resume_context(context, run, work, flags)
         elif not apart:  # the process that trains chooses
+            if lora is False and context.config.model.name != "scripted":
+                _refuse_adapter(context)
             context = planned.make_fit(context) if planned.fit else context
             if planned.budget:
                 context, record = planned.make_budget(context)
@@ -129,6 +131,22 @@ def command(
             _train_apart(context, run, process)
         else:
             _train_here(context, run, process, planned.accept, record)
+
+
+def _refuse_adapter(context: Context) -> None:
+    """Raise UsageError if the model, of which all weights are to be trained, is an adapter."""
+    from agentrl_cli.models.adapter import ADAPTER_FILE
+    from agentrl_cli.models.load import configured_folder
+
+    name = context.config.model.name
+    if (
+        configured_folder(context.config.model, context.project, context.db) / ADAPTER_FILE
+    ).is_file():
+        raise UsageError(
+            f"{name} is a LoRA adapter: what is trained on is the adapter, and its base keeps its weights.",
+            hint=f"Merge them, then train all: agentrl merge {shlex.quote(name)} merged &&"
+            " agentrl train --full --model merged",
+        )
 
 
 def _resume_context(

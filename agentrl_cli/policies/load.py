@@ -89,6 +89,8 @@ def load_policy(
     name, backend = spec or config.model.name, backend_name(spec, config.model.name, config.remote)
     make: Backend = resolve("policies", POLICIES, backend, base=base)
     if name == "scripted":
+        if trainable:
+            _no_model()
         chat = Chat(ByteTokenizer())
         policy = make(PolicySource(config, chat, name, None, base, trainable, 32768, _no_model))
         return Loaded(policy, chat, None, name, None)

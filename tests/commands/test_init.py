@@ -38,9 +38,15 @@ def test_every_pack_becomes_a_valid_project(pack: str, init: Cli) -> None:
     expected, _ = load_config(sets=[f"task.packs=[{pack}]"])
     own = Path(expected.model.name)  # the pack's adapter, or the bundled model
     assert project.config.task.packs == ["."] and project.config.model.name == own.name
-    assert own.name in ("tiny", "tiny-tools") or any(
-        (folder / own.name / name).is_file() for name in ("adapter_config.json", "config.json")
-    )
+    adapted = (folder / own.name / "adapter_config.json").is_file()
+    whole = own.name in ("tiny", "tiny-tools") or (folder / own.name / "config.json").is_file()
+    assert adapted or whole
+    at = ("train", "--project", "mine")
+    if adapted:
+        said = f"agentrl merge {own.name} merged && agentrl train --full --model merged"
+        Cli(init.capture, init.folder)(*at, "--full", code=2, said=said)
+    nothing = "The scripted policy has no weights."
+    Cli(init.capture, init.folder)(*at, "--full", "--model", "scripted", code=2, said=nothing)
     assert project.config.rollout == expected.rollout and project.config.train == expected.train
     assert "#" in (folder / "agentrl.yaml").read_text().splitlines()[0]
 
