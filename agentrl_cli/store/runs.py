@@ -215,6 +215,11 @@ class Runs(Part):
         rows = self.file.select(sql, (run_id,))
         return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
 
+    def forget_evals(self, run_id: str, step: int) -> None:
+        """Delete the evaluations of a run from a step on."""
+        with self.file.transaction() as conn:
+            conn.execute("DELETE FROM evals WHERE run_id=? AND step>=?", (run_id, step))
+
     def add_checkpoint(
         self,
         run_id: str,

@@ -26,7 +26,7 @@ from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
 from agentrl_cli.trainer.report import StepReport, cause_of
-from agentrl_cli.trainer.validation import fallback
+from agentrl_cli.trainer.validation import fallback, restart_curve
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
@@ -224,12 +224,16 @@ class Trainer:
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
+        config = self.config
+        self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
+        if restart_curve(config, self.eval_tasks, self.store, self.run, self.step):
+            self.best = None
+            text = f"From step {self.step} on evaluations have other tasks or settings than before:"
+            self.reporter.log("warn", f"{text} the best checkpoint is chosen by these alone.")
         known = [row for row in self.store.runs.evals(self.run.id) if row.step == self.step]
         if known:  # killed since: perhaps before the step had it
             await self._take_rate(known[0].pass_rate)
             return None
-        config = self.config
-        self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
         tasks = pluralise(len(self.eval_tasks), "task")

@@ -16,6 +16,13 @@ from agentrl_cli.types import Task
 
 HELD_OUT = "held_out"
 """The event with the tasks that a run holds out: a resume holds out the same ones, whatever its settings are."""
+MEASURE = "measure"
+"""The event with what a run's evaluations measure: the ids of their tasks, and settings."""
+LIMITS = {
+    *("max_turns", "max_new_tokens", "max_tokens", "max_parallel_calls", "max_user_turns"),
+    *("response_tokens", "observation", "truncation", "stop"),
+}
+"""Settings under `rollout` that an evaluation's numbers depend on."""
 SHARE = 10
 """One in this many training tasks is held out."""
 
@@ -65,6 +72,31 @@ def fallback(
     return spread(
         pick_tasks(packs, [split], families=config.task.families), config.train.eval.tasks
     )
+
+
+def restart_curve(
+    config: TrainerSettings, tasks: Sequence[Task], store: Store, run: RunRow, step: int
+) -> bool:
+    """Whether evaluations measure otherwise than they did before: those from `step` on are forgotten then."""
+    now = {
+        "tasks": sorted(task.id for task in tasks),
+        "samples": config.train.eval.samples,
+        "temperature": config.eval.temperature,
+        "rollout": config.rollout.model_dump(mode="json", include=LIMITS),
+    }
+    before = store.journal.newest_event(run.id, MEASURE)
+    if before == now:
+        return False
+    with store.transaction():
+        store.journal.add_event(run.id, MEASURE, now)
+        if before is not None:
+            store.runs.forget_evals(run.id, step)
+            for group in store.select(
+                "SELECT DISTINCT group_id FROM episodes WHERE run_id=? AND kind='eval' AND step>=?",
+                (run.id, step),
+            ):
+                store.marks.retire(run.id, group[0])
+    return before is not None
 
 
 def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:

@@ -130,6 +130,16 @@ async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model
     assert set(evals) == {0, 2, 4}, "the base is evaluated first"
     folders = {path.name for path in (Path(run.dir) / "checkpoints").iterdir()}
     assert folders == {path.name for path in kept.values()}, "nothing else is left there"
+    # A resume takes over an evaluation of its step, unless it measures otherwise.
+    for temperature in (1.0, 0.5):
+        other = {"train": train, "eval": {"temperature": temperature}}
+        async with trainer_of(tmp_path, model, run=run, **other) as trainer:
+            trainer.step, trainer.best = 4, 1.0
+            result = await trainer.evaluate()
+            again = result is not None and (result.reused, trainer.best) == (0, result.pass_rate)
+            rows = trainer.store.runs.evals(run.id)
+            found = [(row.step, row.metrics["temperature"]) for row in rows]
+            assert found == [(0, 1.0), (2, 1.0), (4, temperature)] and again == (temperature < 1)
     loaded = AutoModelForCausalLM.from_pretrained(kept["last", 4]).state_dict()
     assert as_bytes(weights).items() <= as_bytes(loaded).items()
     assert AutoTokenizer.from_pretrained(kept["last", 4]).chat_template
