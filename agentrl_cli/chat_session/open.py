@@ -144,7 +144,13 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     if step is None:
         return None
     name, _, number = row.weights_version.rpartition("@")
-    sampled = int(number) if name == run.name and number.isdigit() else step if name else 0
+    sampled = (
+        int(number)
+        if name in store.runs.names(run.id) and number.isdigit()
+        else step
+        if name
+        else 0
+    )
     found = {
         c.step for c in store.runs.checkpoints(run.id) if c.step <= step and Path(c.path).is_dir()
     }
@@ -162,7 +168,7 @@ def _named_checkpoint(store: Store, row: EpisodeRow) -> str | None:
     except NotFound:  # it was deleted
         return None
     # So was this one, if a longer name begins like it, or a later run has its name.
-    if parts[0] not in (run.name, run.id) or 0 < row.started < run.started:
+    if parts[0] not in {run.id, *store.runs.names(run.id)} or 0 < row.started < run.started:
         return None
     if parts[1] == "base":
         return f"{run.name}@base"

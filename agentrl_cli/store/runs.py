@@ -28,6 +28,8 @@ from agentrl_cli.store.places import absolute, new_folder, to_stored
 from agentrl_cli.store.rows import CheckpointRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import new_id
 
+RENAMED = "renamed"
+"""The event of a run; its data has the name `before`."""
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
 # Its parent may be in another store, or deleted.
@@ -89,6 +91,12 @@ class Runs(Part):
                 raise NotFound(f"No runs in {self.file.path}.", hint="`agentrl train` makes one.")
             return self._run(found[0])
         found = self.file.select(f"{_RUN} WHERE name=? OR id=?", (name, name.lower()))
+        if not found:  # a former name, which a checkpoint's name in settings may hold
+            found = self.file.select(
+                f"{_RUN} WHERE id=(SELECT run_id FROM events WHERE kind='{RENAMED}'"
+                " AND json_extract(data,'$.before')=? ORDER BY id DESC)",
+                (name,),
+            )
         if not found and name:
             found = self.file.select(
                 f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?",
@@ -130,7 +138,10 @@ class Runs(Part):
                 raise NotFound(f"No run {run_id!r} in {self.file.path}.")
 
     def rename(self, run_id: str, name: str) -> None:
-        """Set a run's name. Raises UsageError if it is taken, or is not one word of a shell as `add` makes it."""
+        """Set a run's name; the former one still means it until another run has that.
+
+        Raises UsageError if it is taken, or is not one word of a shell as `add` makes it.
+        """
         if name == "last" or not re.fullmatch(r"(?!-)[\w.,:@%+=/-]+", name):
             raise UsageError(
                 f"{name!r} cannot be the name of a run.", hint="Take letters, digits, and . _ or -."
@@ -139,7 +150,19 @@ class Runs(Part):
             raise UsageError(
                 f"A run {name!r} exists already.", hint="Names are unique within a store."
             )
-        self.update(run_id, name=name)
+        with self.file.transaction() as conn:
+            conn.execute(
+                f"INSERT INTO events (run_id, at, kind, data) SELECT id, ?, '{RENAMED}',"
+                " json_object('before', name) FROM runs WHERE id=?",
+                (time.time(), run_id),
+            )
+            self.update(run_id, name=name)
+
+    def names(self, run_id: str) -> set[str]:
+        """Return the name of a run and those that it had: versions of its weights begin with one of them."""
+        sql = "SELECT name FROM runs WHERE id=?1 UNION SELECT json_extract(data,'$.before') FROM events"
+        found = self.file.select(f"{sql} WHERE run_id=?1 AND kind='{RENAMED}'", (run_id,))
+        return {name for (name,) in found}
 
     def add_folder(self, run: RunRow) -> RunRow:
         """Return the run with its own folder beside the store, created if absent. Raises StoreError."""

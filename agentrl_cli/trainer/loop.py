@@ -189,7 +189,8 @@ class Trainer:
     ) -> tuple[dict[str, Fact], Update]:
         """Decide which episodes are trained, train on them, and publish the new weights."""
         facts = self.collector.dispositions(
-            groups, stale(groups, self.run.name, step, self.prefetcher.staleness)
+            groups,
+            stale(groups, self.store.runs.names(self.run.id), step, self.prefetcher.staleness),
         )
         baselines: dict[str, float] | None = None
         if self.greedy is not None:

@@ -7,7 +7,7 @@ than the update it is trained in. N = 0 is the synchronous algorithm: sample, tr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -60,34 +60,39 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def ages(episode: Episode, run: str, step: int) -> list[int]:
+def ages(episode: Episode, names: Collection[str], step: int) -> list[int]:
     """Updates between the weights that sampled each assistant turn and those of a step, counted from 0.
 
     Versions are named RUN@STEP, or RUN@STEP-healed; any other name is that of the weights that the run started from.
+    `names`: the run's.
     """
-    return [step - (number or 0) for number in _versions(episode, run)]
+    return [step - (number or 0) for number in _versions(episode, names)]
 
 
-def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: int) -> set[str]:
+def stale(
+    groups: Sequence[Sequence[Episode]], names: Collection[str], step: int, staleness: int
+) -> set[str]:
     """Ids of the episodes with a turn older than allowed, for instance after the bound was lowered for a resume."""
     return {
         e.id
         for group in groups
         for e in group
-        if any(n is not None and step - n > staleness for n in _versions(e, run))
+        if any(n is not None and step - n > staleness for n in _versions(e, names))
     }
 
 
-def _versions(episode: Episode, run: str) -> list[int | None]:
+def _versions(episode: Episode, names: Collection[str]) -> list[int | None]:
     """Return the step of the weights that sampled each assistant turn; None if they are not of this run."""
-    names = [t.weights_version.rpartition("@") for t in episode.turns if t.role == "assistant"]
-    steps = [(name, number.removesuffix("-healed")) for name, _, number in names]
-    return [int(number) if name == run and number.isdigit() else None for name, number in steps]
+    found = [t.weights_version.rpartition("@") for t in episode.turns if t.role == "assistant"]
+    steps = [(name, number.removesuffix("-healed")) for name, _, number in found]
+    return [int(number) if name in names and number.isdigit() else None for name, number in steps]
 
 
-def age_metrics(groups: Sequence[Sequence[Episode]], run: str, step: int) -> dict[str, float]:
+def age_metrics(
+    groups: Sequence[Sequence[Episode]], names: Collection[str], step: int
+) -> dict[str, float]:
     """Mean and most updates between sampling and training, over turns, and episodes that have several versions."""
-    found = [ages(episode, run, step) for group in groups for episode in group]
+    found = [ages(episode, names, step) for group in groups for episode in group]
     turns = [age for episode in found for age in episode]
     if not turns:
         return {}

@@ -78,7 +78,8 @@ class StepReport:
         metrics = step_metrics(groups, facts, drift, packs, primaries) | update.metrics
         metrics |= sampling | thread_metrics()
         if config.rollout.async_staleness:
-            metrics |= age_metrics(groups, collector.run.name, step)
+            names = collector.store.runs.names(collector.run.id)
+            metrics |= age_metrics(groups, names, step)
         if sandbox is not None:
             metrics |= sandbox.take_counts()
         if (

@@ -200,10 +200,10 @@ def episode_of(*versions: str) -> Episode:
 
 
 def test_staleness_is_measured_and_bounded() -> None:
-    versions = [("tiny", "r@1"), ("r@3",), ("r@2", "r@3"), ("other@1",)]
-    groups = [[episode_of(*one) for one in versions]]
-    assert stale(groups, "r", 3, 1) == {"etinyr@1"} and not stale(groups, "r", 3, 2)
-    assert age_metrics(groups, "r", 3) == {
+    versions = [("tiny", "was@1"), ("r@3",), ("r@2", "r@3"), ("other@1",)]
+    groups, names = [[episode_of(*one) for one in versions]], {"r", "was"}
+    assert stale(groups, names, 3, 1) == {"etinywas@1"} and not stale(groups, names, 3, 2)
+    assert age_metrics(groups, names, 3) == {
         "staleness/mean": pytest.approx((3 + 2 + 0 + 1 + 0 + 3) / 6),
         "staleness/max": 3.0,
         "staleness/overtaken": 2.0,

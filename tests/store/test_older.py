@@ -128,6 +128,13 @@ def test_no_writer_migrates_a_store_under_a_training_of_an_older_version(
         conn.execute("UPDATE runs SET heartbeat=?", (began - 10,))
     cli(*rename)
     assert schema_of(path) == SCHEMA_VERSION
+    with Store.open(
+        path
+    ) as store:  # versions of its weights, and settings of others, have the former name
+        hare = store.runs.get("hare")
+        assert store.runs.names(hare.id) == {"hare", "fox"} and store.runs.get("fox") == hare
+        other = store.runs.add(RunRow(id="", name="fox", kind="eval"))
+        assert store.runs.get("fox").id == other.id
 
 
 MIGRATOR = """

@@ -143,7 +143,7 @@ async def test_workers_of_a_strangers_kind_sample_while_the_run_trains(
     assert run.status == "finished" and len(episodes) == 5 * 8
     found: dict[int, list[int]] = {step: [] for step in range(1, 6)}
     for episode in episodes:
-        found[episode.step or 0] += ages(episode, run.name, (episode.step or 0) - 1)
+        found[episode.step or 0] += ages(episode, [run.name], (episode.step or 0) - 1)
     assert {max(one) for one in found.values()} <= {0, 1, 2} and max(found[2]), (
         "sampled before the first update"
     )
