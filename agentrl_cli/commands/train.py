@@ -103,9 +103,7 @@ def command(
 
     flags = {
         **{"train.steps": steps, "train.lr": lr, "model.name": work.model},
-        "adapter.enabled": lora,
-        "rollout.group_size": group,
-        "task.agent": agent,
+        **{"adapter.enabled": lora, "rollout.group_size": group, "task.agent": agent},
         "train.heal": heal or None,
     }
     planned.require_consistent(resumes=process.resume is not None)
@@ -120,8 +118,7 @@ def command(
         if run is not None:
             context = _resume_context(context, run, work, flags)
         elif not apart:  # the process that trains chooses
-            if lora is False and context.config.model.name != "scripted":
-                _refuse_adapter(context)
+            _refuse_adapter(context, full=lora is False)
             context = planned.make_fit(context) if planned.fit else context
             if planned.budget:
                 context, record = planned.make_budget(context)
@@ -133,12 +130,14 @@ def command(
             _train_here(context, run, process, planned.accept, record)
 
 
-def _refuse_adapter(context: Context) -> None:
-    """Raise UsageError if the model, of which all weights are to be trained, is an adapter."""
+def _refuse_adapter(context: Context, *, full: bool) -> None:
+    """Raise UsageError if the model is an adapter and all weights (`full`) are to be trained."""
     from agentrl_cli.models.adapter import ADAPTER_FILE
     from agentrl_cli.models.load import configured_folder
 
     name = context.config.model.name
+    if not full or name == "scripted":
+        return
     if (
         configured_folder(context.config.model, context.project, context.db) / ADAPTER_FILE
     ).is_file():

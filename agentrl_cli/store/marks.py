@@ -168,6 +168,16 @@ class Marks(Part):
             )
         return count
 
+    def retire_evals(self, run_id: str, step: int) -> None:
+        """Forget the evaluations of a run from a step on, and retire the groups of their attempts."""
+        attempts = (
+            "SELECT DISTINCT group_id FROM episodes WHERE run_id=? AND step>=? AND kind='eval'"
+        )
+        with self.file.transaction() as conn:
+            conn.execute("DELETE FROM evals WHERE run_id=? AND step>=?", (run_id, step))
+            for (group,) in conn.execute(attempts, (run_id, step)).fetchall():
+                self.retire(run_id, group)
+
     def add_drift(self, episode_id: str, drift: Drift) -> None:
         """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""
         texts = clean(drift.expected), clean(drift.got)

@@ -32,6 +32,10 @@ RENAMED = "renamed"
 """The event of a run; its data has the name `before`."""
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
+_RENAMED = (
+    f"SELECT run_id FROM events WHERE kind='{RENAMED}' AND json_extract(data,'$.before')=?"
+    " ORDER BY id DESC"
+)
 # Its parent may be in another store, or deleted.
 _VALUES = {"parent_id": "(SELECT id FROM runs WHERE id=?)"}
 _ADD_RUN = (
@@ -91,12 +95,8 @@ class Runs(Part):
                 raise NotFound(f"No runs in {self.file.path}.", hint="`agentrl train` makes one.")
             return self._run(found[0])
         found = self.file.select(f"{_RUN} WHERE name=? OR id=?", (name, name.lower()))
-        if not found:  # a former name, which a checkpoint's name in settings may hold
-            found = self.file.select(
-                f"{_RUN} WHERE id=(SELECT run_id FROM events WHERE kind='{RENAMED}'"
-                " AND json_extract(data,'$.before')=? ORDER BY id DESC)",
-                (name,),
-            )
+        # A former name may stand in settings, in that of a checkpoint.
+        found = found or self.file.select(f"{_RUN} WHERE id=({_RENAMED})", (name,))
         if not found and name:
             found = self.file.select(
                 f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?",
@@ -237,11 +237,6 @@ class Runs(Part):
         place = names.index("metrics")
         rows = self.file.select(sql, (run_id,))
         return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
-
-    def forget_evals(self, run_id: str, step: int) -> None:
-        """Delete the evaluations of a run from a step on."""
-        with self.file.transaction() as conn:
-            conn.execute("DELETE FROM evals WHERE run_id=? AND step>=?", (run_id, step))
 
     def add_checkpoint(
         self,

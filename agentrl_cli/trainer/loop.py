@@ -26,7 +26,7 @@ from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
 from agentrl_cli.trainer.report import StepReport, cause_of
-from agentrl_cli.trainer.validation import fallback, restart_curve
+from agentrl_cli.trainer.validation import OTHER_MEASURE, fallback, restart_curve
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ class Trainer:
         self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
         if restart_curve(config, self.eval_tasks, self.store, self.run, self.step):
             self.best = None
-            text = f"From step {self.step} on evaluations have other tasks or settings than before:"
-            self.reporter.log("warn", f"{text} the best checkpoint is chosen by these alone.")
+            self.reporter.log("warn", OTHER_MEASURE.format(step=self.step))
         known = [row for row in self.store.runs.evals(self.run.id) if row.step == self.step]
         if known:  # killed since: perhaps before the step had it
             await self._take_rate(known[0].pass_rate)

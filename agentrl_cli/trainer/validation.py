@@ -23,6 +23,10 @@ LIMITS = {
     *("response_tokens", "observation", "truncation", "stop"),
 }
 """Settings under `rollout` that an evaluation's numbers depend on."""
+OTHER_MEASURE = (
+    "From step {step} on evaluations have other tasks or settings than before: the best checkpoint is chosen by"
+    " these alone."
+)
 SHARE = 10
 """One in this many training tasks is held out."""
 
@@ -90,12 +94,7 @@ def restart_curve(
     with store.transaction():
         store.journal.add_event(run.id, MEASURE, now)
         if before is not None:
-            store.runs.forget_evals(run.id, step)
-            for group in store.select(
-                "SELECT DISTINCT group_id FROM episodes WHERE run_id=? AND kind='eval' AND step>=?",
-                (run.id, step),
-            ):
-                store.marks.retire(run.id, group[0])
+            store.marks.retire_evals(run.id, step)
     return before is not None
 
 
