@@ -25,7 +25,7 @@ from torch import nn
 
 from agentrl_cli.errors import ModelError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
-from agentrl_cli.models.save import save_model
+from agentrl_cli.models.save import BASE, save_model
 from agentrl_cli.paths import utf8_name
 
 CHECKSUMS = "checksums.json"
@@ -35,6 +35,7 @@ STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""
 OF_ONE_MODEL = (
     STATE,
+    BASE,
     ADAPTER_FILE,
     "*.safetensors",
     "*.safetensors.index.json",
@@ -260,6 +261,17 @@ def seal(folder: Path) -> None:
     manifest.write_text(json.dumps({"files": sums}, indent=1) + "\n", encoding="utf-8")
     for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         to_disk(path)
+
+
+def seal_of(folder: Path) -> str:
+    """Return a hash of a model folder's files by its checksums, the trainer's state aside; empty without checksums."""
+    try:
+        files = json.loads((folder / CHECKSUMS).read_bytes())["files"]
+        return hashlib.sha256(
+            json.dumps({**files, STATE: None}, sort_keys=True).encode()
+        ).hexdigest()
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def to_disk(path: Path) -> None:

@@ -7,6 +7,7 @@ own; downloads, cache, token and offline mode are huggingface_hub's.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -23,9 +24,9 @@ from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.models.adapter import ADAPTER_FILE, put_adapter, short
-from agentrl_cli.models.checkpoint import CHECKSUMS, damage
+from agentrl_cli.models.checkpoint import CHECKSUMS, damage, seal_of
 from agentrl_cli.models.device import pick_device, pick_dtype, quantization
-from agentrl_cli.models.save import quiet
+from agentrl_cli.models.save import BASE, quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import (
     bundled_model,
@@ -39,6 +40,8 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
 from agentrl_cli.store.checkpoint_names import select_checkpoint, split_checkpoint
+
+_LOG = logging.getLogger(__name__)
 
 
 def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | None = None) -> Path:
@@ -122,8 +125,11 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """Return a causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
-        under = load_model(adapter_base(folder, config, base=base), config, base=base)
-        return put_adapter(under, folder, trainable=True)
+        under = adapter_base(folder, config, base=base)
+        seal = compare_base(folder, under)
+        adapted: Any = put_adapter(load_model(under, config, base=base), folder, trainable=True)
+        adapted.base_seal = seal
+        return adapted
     quiet()
     more, written = remote_code(folder, config), _json(folder / "config.json")
     refuse_encoder(folder, written)
@@ -165,6 +171,20 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         with torch.no_grad():
             ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
     return ready
+
+
+def compare_base(folder: Path, under: Path) -> str:
+    """Return the seal of the base of the adapter in `folder`; warn if it was another when the adapter was trained."""
+    now = seal_of(under)
+    was = _json(folder / BASE).get("seal") if (folder / BASE).is_file() else None
+    if was not in (None, now):
+        _LOG.warning(
+            "The adapter in %s was trained over other weights than its base %s has now, as that was trained on since:"
+            " together they are not the model that was trained.",
+            folder,
+            under,
+        )
+    return now
 
 
 def _require_complete(folder: Path, missing: Collection[str]) -> None:

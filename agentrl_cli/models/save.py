@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from torch import nn
 
+BASE = "base.json"
+"""In an adapter's folder: the hash of its base when that was loaded, `seal_of`."""
 KEPT = (
     *("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"),
     *("preprocessor_config", "processor_config", "video_preprocessor_config"),
@@ -20,6 +23,8 @@ def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
     options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, **options)  # type: ignore[operator]  # a transformers or peft model
     copy_tokenizer(tokenizer_folder, folder)
+    if seal := getattr(model, "base_seal", ""):
+        (folder / BASE).write_text(json.dumps({"seal": seal}), encoding="utf-8")
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

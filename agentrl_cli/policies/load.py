@@ -27,6 +27,7 @@ from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import avoid
 from agentrl_cli.models.adapter import ADAPTER_FILE, add_adapter, name_base, twin
+from agentrl_cli.models.checkpoint import seal_of
 from agentrl_cli.models.device import check_trainable, pick_device
 from agentrl_cli.models.load import (
     adapter_base,
@@ -215,10 +216,12 @@ def load_weights(
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.replace(dtype="float32")
+    seal = seal_of(folder)  # before it is loaded: another training may replace it
     model = load_model(folder, settings, base=base)
     if trainable and config.adapter.enabled and not _is_adapter(folder):
         torch.manual_seed(config.seed)  # of the adapter's first weights
         model = add_adapter(model, config.adapter, base)
+        model.base_seal = seal  # type: ignore[assignment]  # for those who load the adapter
         if is_hub_id(name, base):
             name_base(model, name, config.model.revision)
         elif folder.parent == models_cache():

@@ -229,8 +229,11 @@ def test_other_tasks_than_planned_are_reported(
 def test_a_base_that_is_another_checkpoint_by_now_is_reported(tmp_path: Path, model: Path) -> None:
     project = project_of(tmp_path / "project", model)
     spawn_well(project, "train", "--steps", "1")
-    spawn_well(project, "train", "--steps", "1", "--model", "bandit-grpo@last")
+    spawn_well(project, "train", "--steps", "1", "--model", "bandit-grpo@last", "--lora")
+    merge = (project, "merge", "bandit-grpo-2@last")
+    assert "trained over other weights" not in spawn_well(*merge, "one")
     spawn_well(project, "train", "--resume", "bandit-grpo", "--steps", "2")
+    assert "trained over other weights" in spawn_well(*merge, "two")
     assert "the model is another (bandit-grpo@1 before, bandit-grpo@2 now)." in spawn_well(
         project, "train", "--resume", "bandit-grpo-2", "--steps", "2"
     )

@@ -34,7 +34,7 @@ from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
-from agentrl_cli.models.load import adapter_base, model_folder
+from agentrl_cli.models.load import adapter_base, compare_base, model_folder
 from agentrl_cli.policies.load import Loaded, load_policy, make_policy
 from agentrl_cli.rollout.recorder import Observer, StoreRecorder, make_observers
 from agentrl_cli.rollout.transcript import Transcript
@@ -150,6 +150,7 @@ class Adapters:
         under = adapter_base(folder, self._config.model, base=self._base)
         if under.resolve() != mine.resolve():
             raise ModelError(f"The adapter {spec} was trained on {under}, and {mine} is served.")
+        compare_base(folder, under)
 
     async def _renew(self) -> None:
         await self._policy.close()
