@@ -40,6 +40,7 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
 from agentrl_cli.store.checkpoint_names import select_checkpoint, split_checkpoint
+from agentrl_cli.store.journal import INPUTS
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +90,15 @@ def checkpoint_folder(
     """Return the folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
     row = store.runs.get(run)
     if which == "base":
-        return model_folder(row.model or config.name, config, base=base)
+        pinned = (store.journal.newest_event(row.id, INPUTS) or {}).get("model")
+        name = pinned or row.model or config.name
+        try:
+            return model_folder(name, config, base=base, store=store)
+        except NotFound as error:
+            raise NotFound(
+                f"{row.name} began from {name}, which is not there any more.",
+                hint="`agentrl eval --compare-to none` evaluates a checkpoint without its base.",
+            ) from error
     found = store.runs.checkpoints(row.id)
     chosen = select_checkpoint(found, which)
     if chosen is None:

@@ -24,11 +24,10 @@ from agentrl_cli.reports.reference import read_reference
 from agentrl_cli.rollout.greedy import SUFFIX
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.codec import dumps
+from agentrl_cli.store.journal import INPUTS
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Task
 
-EVENT = "inputs"
-"""The event with the hashes; the newest one counts."""
 DIGITS = 8
 """Hexadecimal digits of a row's name, and of its content, in the event."""
 TEXTS = ("description", "defaults", "families", "data", "variants")
@@ -84,7 +83,7 @@ class Inputs:
 
         Raises DataError if they cannot be read.
         """
-        if len(self.folders) == 1 and store.journal.newest_event(run.id, EVENT) is None:
+        if len(self.folders) == 1 and store.journal.newest_event(run.id, INPUTS) is None:
             rows = hash_rows("".join(self.rows))
             if (kept := read_reference(self.folders[0], run.model, rows)) is not None:
                 store.journal.add_event(run.id, REFERENCE, kept)
@@ -111,7 +110,7 @@ class Inputs:
         """
         rest = {"code": dict(self.code), "tokenizer": self.tokenizer, "model": self.model}
         now = {"rows": "".join(self.rows), **rest}
-        stored = store.journal.newest_event(run.id, EVENT)
+        stored = store.journal.newest_event(run.id, INPUTS)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
         each = ((row[:DIGITS], row[DIGITS:]) for row in self.rows)
@@ -135,7 +134,7 @@ class Inputs:
             if other:
                 store.runs.update(run.id, tokenizer=self.tokenizer)
             if now != stored:
-                store.journal.add_event(run.id, EVENT, now)
+                store.journal.add_event(run.id, INPUTS, now)
         return text + f" {count} episodes of cut groups are replaced: {_list(cut)}." * bool(cut)
 
     def _about_rows(self, changed: Collection[str], before: Sequence[str]) -> Iterator[str]:

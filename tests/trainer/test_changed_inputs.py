@@ -232,8 +232,11 @@ def test_a_base_that_is_another_checkpoint_by_now_is_reported(tmp_path: Path, mo
     spawn_well(project, "train", "--steps", "1", "--model", "bandit-grpo@last", "--lora")
     merge = (project, "merge", "bandit-grpo-2@last")
     assert "trained over other weights" not in spawn_well(*merge, "one")
+    spawn_well(project, "merge", "bandit-grpo-2@base", "base")
     spawn_well(project, "train", "--resume", "bandit-grpo", "--steps", "2")
     assert "trained over other weights" in spawn_well(*merge, "two")
+    code, said = spawn(project, "merge", "bandit-grpo-2@base", "lost")
+    assert code == 2 and "began from bandit-grpo@1, which is not there" in said, said
     assert "the model is another (bandit-grpo@1 before, bandit-grpo@2 now)." in spawn_well(
         project, "train", "--resume", "bandit-grpo-2", "--steps", "2"
     )
