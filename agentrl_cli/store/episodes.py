@@ -296,10 +296,10 @@ class Stats(Part):
         return self.file.select(sql, (run_id, step, kind, Outcome.CANCELLED, *_RETIRED))
 
     def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
-        """Return (pack, task, step, solved, graded) of a training's steps up to `until`; errors are left out."""
+        """Return (pack, task, step, solved, graded) of a training's steps up to `until`."""
         return self.file.select(
             "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
-            f" AND step<=? AND fact NOT IN (?,?,?) AND outcome NOT IN ({_ERRORS})"
+            f" AND step<=? AND fact NOT IN (?,?,?) AND {_GRADED}"
             " GROUP BY step, pack, task_id ORDER BY step",
             (run_id, until, *_RETIRED),
         )

@@ -220,6 +220,9 @@ async def test_an_earlier_visit_counts_half(tmp_path: Path, model: Path) -> None
     async with trainer_of(project(tmp_path / "p"), model) as trainer:
         for step, tried in enumerate([(4, 4), (1, 4), (0, 2)], 1):
             solved(trainer.store, trainer.run, {"bandit/train0": tried}, step)
+        where = {"run_id": trainer.run.id, "step": 3, "kind": "train"}
+        unseen = Episode("long", "bandit/train0", "bandit", outcome=Outcome.TOO_LONG, **where)
+        trainer.store.episodes.finish(unseen)  # its prompt did not fit
         seen = [trainer.collector.records(step)[0] for step in range(4)]
     assert seen == [Record(), Record(4, 4), Record(2 + 1, 2 + 4), Record(1 + 0.5, 1 + 2 + 2)]
     assert seen[3].rate == pytest.approx(2.5 / 7) and str(seen[3]) == "solved 30% lately"
