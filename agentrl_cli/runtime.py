@@ -130,7 +130,7 @@ async def _start_servers(
 ) -> Config:
     """Start the servers that plugins offer for a run; return the settings that mean them."""
     for name in offers("servers"):
-        starting = resolve("servers", {}, name)(config, base, db.parent / "logs", spec)
+        starting = resolve("servers", {}, name)(config, base, db, spec)
         config = await stack.enter_async_context(starting) or config
     return config
 

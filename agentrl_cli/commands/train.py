@@ -110,8 +110,8 @@ def command(
     process.require_consistent(dry_run=planned.dry_run)
     work = dataclasses.replace(work, config=[*planned.files, *(work.config or [])])
     context = work.open(flags)
-    logs = context.db.parent / "logs"
-    if any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins")):
+    place = (context.project, context.db)
+    if any(resolve("joins", {}, name)(context.config, *place) for name in offers("joins")):
         return  # this process was part of a training that another process led, which has ended
     apart, record = process.watch or process.detach, dict[str, Any]()
     with hold_training(context.db, process.resume, here=not (planned.dry_run or apart)) as run:

@@ -16,8 +16,8 @@ imports nothing of agentrl, which is being imported. The kinds:
                 settings by dotted key that they mean
     teams       name to a context manager (config, project folder, folder for logs) that yields the processes that
                 compute a run's updates together, this one leading (`trainer.compute.Team`), or None
-    joins       name to a function (config, folder for logs) that is a process of a team led by another, until the
-                run has ended, and returns whether this process is one
+    joins       name to a function (config, project folder, store's path) that is a process of a team led by another,
+                until the run has ended, and returns whether this process is one
     learners    name to a function (config) that returns what makes a run's learner (`trainer.compute.LearnerMaker`),
                 or None
     tables      name of a table of the store to the statements that make it (`store.file`)
@@ -25,7 +25,7 @@ imports nothing of agentrl, which is being imported. The kinds:
     moved       old Python module or `module:object` to the new one, without `agentrl_cli.` (`old_modules`)
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
-    servers     name to a context manager (config, project folder, folder for logs, model or None) that starts a server
+    servers     name to a context manager (config, project folder, store's path, model or None) that starts a server
                 for a run and yields the settings that mean it, or None
     probes      name of a backend to a function (settings `remote`) that returns doctor's `Check` of its servers
     pools       name to a context manager (config, project folder, loaded model, packs, store; spec, trainable, objects)

@@ -264,7 +264,7 @@ async def run_server(
 
 @contextlib.asynccontextmanager
 async def start_for_run(
-    config: Config, base: Path, logs: Path, spec: str | None
+    config: Config, base: Path, db: Path, spec: str | None
 ) -> AsyncIterator[Config | None]:
     """Start the server that `engine.start` asks for, and yield the settings that mean it.
 
@@ -273,11 +273,12 @@ async def start_for_run(
     if not config.section(EngineConfig).start or spec not in (None, config.model.name):
         yield None
         return
-    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.models.load import configured_folder
 
     print("Starting a vLLM server for this run …", file=sys.stderr, flush=True)
-    folder = model_folder(config.model.name, config.model, base=base)
-    async with run_server(config, folder, logs / f"engine-{os.getpid()}.log") as server:
+    folder = configured_folder(config.model, base, db)
+    log = db.parent / "logs" / f"engine-{os.getpid()}.log"
+    async with run_server(config, folder, log) as server:
         yield server.config
 
 

@@ -182,7 +182,7 @@ def store_at(host: str, port: int, **options: Any) -> Any:
 class Child:
     """A rank that this process started."""
 
-    def __init__(self, place: Place, log: Path, threads: int) -> None:
+    def __init__(self, place: Place, log: Path, threads: int, found: Sequence[Path]) -> None:
         self.place = place
         self.log = log
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), **place.env}
@@ -190,7 +190,7 @@ class Child:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl_cli.plugins.ranks.team"],
+                [sys.executable, "-m", "agentrl_cli.plugins.ranks.team", *map(str, found)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -221,8 +221,10 @@ class Child:
             self.log.unlink(missing_ok=True)
 
 
-def spawn(places: Sequence[Place], logs: Path, here: int) -> list[Child]:
-    """Start ranks of this machine, which share the threads of this process."""
+def spawn(
+    places: Sequence[Place], logs: Path, here: int, found: Sequence[Path] = ()
+) -> list[Child]:
+    """Start ranks of this machine, which share the threads of this process; `found`: its project and store."""
     import torch
 
     if not places:
@@ -230,7 +232,8 @@ def spawn(places: Sequence[Place], logs: Path, here: int) -> list[Child]:
     logs.mkdir(parents=True, exist_ok=True)
     threads = max(1, torch.get_num_threads() // here)
     return [
-        Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads) for place in places
+        Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads, found)
+        for place in places
     ]
 
 

@@ -302,23 +302,26 @@ def fingerprint(model: Any) -> str:
     return found.hexdigest()
 
 
-def join(config: Config, logs: Path) -> bool:
+def join(config: Config, base: Path, db: Path) -> bool:
     """Be a rank other than 0 if torchrun or --node made this process one. Returns whether it was; the run has ended."""
     given, node = Place.given(os.environ), config.section(RanksConfig).node
     if given is not None and given.rank:
-        join_as(given)
+        join_as(given, (base, db))
         return True
     if given is None and node:
-        join_from(node, config, logs)
+        join_from(node, config, base, db)
         return True
     return False
 
 
-def join_as(place: Place, children: Sequence[Child] = ()) -> None:
-    """Be a rank other than 0 until the training ends; `children` are further ranks of this machine."""
+def join_as(place: Place, found: Sequence[Path] = (), children: Sequence[Child] = ()) -> None:
+    """Be a rank other than 0 until the training ends; `children` are further ranks of this machine.
+
+    `found`: the project and the store here, if rank 0 is on another machine.
+    """
     import torch
 
-    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.models.load import configured_folder
     from agentrl_cli.plugins.ranks.compute import follow
 
     store = client(place)
@@ -329,17 +332,18 @@ def join_as(place: Place, children: Sequence[Child] = ()) -> None:
     device = torch.device("cuda", place.local) if kind == "cuda" else torch.device("cpu")
     ranks = connect(place, store, device)
     settings, given, name, project, options = ranks.receive()
-    config, folder, base = Config.model_validate(settings), Path(given), Path(project)
-    if not folder.is_dir():  # another machine, whose project or cache is elsewhere
-        base = Path.cwd()
-        folder = model_folder(config.model.name, config.model, base=base)
+    config, folder = Config.model_validate(settings), Path(given)
+    base = Path(project)
+    if found and not folder.is_dir():  # another machine, whose project or cache is elsewhere
+        base, db = found
+        folder = configured_folder(config.model, base, db)
     own = load_trainee(config, "cpu" if is_sharded(config) else str(device), folder, name, base)
     ranks.collect((socket.gethostname(), fingerprint(own)))
     follow(make_replica(config, folder, own, ranks, **options))
     watch.stop()
 
 
-def join_from(node: int, config: Config, logs: Path) -> None:
+def join_from(node: int, config: Config, base: Path, db: Path) -> None:
     """Be the ranks of a further machine, this process the first of them. Raises RunFailed if one of them fails."""
     ranks = config.section(RanksConfig)
     if node >= ranks.nodes:
@@ -351,9 +355,9 @@ def join_from(node: int, config: Config, logs: Path) -> None:
     await_rank_0(host, port)
     here = range(ranks.here)
     places = [Place(node * ranks.here + n, n, ranks.size, host, port) for n in here]
-    children = spawn(places[1:], logs, ranks.here)
+    children = spawn(places[1:], db.parent / "logs", ranks.here, (base, db))
     try:
-        join_as(places[0], children)
+        join_as(places[0], (base, db), children)
     finally:
         for child in children:
             child.end(10.0)
@@ -388,7 +392,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Place.given(os.environ)
     assert place is not None
-    join_as(place)
+    join_as(place, [Path(one) for one in sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ from agentrl_cli.doctor import Check
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
 from agentrl_cli.plugins.engines.doctor import check_vllm
 from agentrl_cli.plugins.engines.policy import HttpPolicy
-from agentrl_cli.plugins.engines.server import KEY, install, run_server
+from agentrl_cli.plugins.engines.server import KEY, install, run_server, start_for_run
 from agentrl_cli.plugins.engines.servers import Servers
 from agentrl_cli.plugins.engines.wires import TESTED_VLLM, VLLM, sampling_fields
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.policies.remote.http import Unreachable
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Generation, Sampling, StopReason
 from tests.helpers.chat import BYTES
 from tests.helpers.core import ROOT
@@ -300,6 +301,14 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
     assert given["modes"] == ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]
     with pytest.raises(ProcessLookupError):
         os.kill(given["pid"], 0)
+    # A run's own server, of a checkpoint in the store that the run has.
+    (last := tmp_path / "last").mkdir()
+    with Store.open(db := tmp_path / "elsewhere" / "other.db") as store:
+        fox = store.runs.add(RunRow(id="", name="fox", kind="train"))
+        store.runs.add_checkpoint(fox.id, 3, last, {}, kind="last")
+    config = config.replace(model={"name": "fox@last"})
+    async with start_for_run(config, tmp_path, db, None) as meant:
+        assert meant is not None and ask(meant.remote.address)["argv"][1] == str(last)
 
 
 @asynccontextmanager
