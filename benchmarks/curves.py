@@ -47,7 +47,8 @@ from agentrl_cli.reports.reference import (  # noqa: E402
     pick_settings,
 )
 from agentrl_cli.store import RunRow, Store  # noqa: E402
-from agentrl_cli.trainer.inputs import EVENT, hash_rows  # noqa: E402
+from agentrl_cli.store.journal import INPUTS  # noqa: E402
+from agentrl_cli.trainer.inputs import hash_rows  # noqa: E402
 from benchmarks.machine import machine  # noqa: E402
 
 KEYS = (
@@ -147,7 +148,7 @@ def make(args: argparse.Namespace, work: Path) -> None:
         steps = [
             [row for row in store.runs.steps(run.id) if 0 < row["step"] <= last] for run in runs
         ]
-        inputs = [store.journal.newest_event(run.id, EVENT) or {} for run in runs]
+        inputs = [store.journal.newest_event(run.id, INPUTS) or {} for run in runs]
         rows = {hash_rows(one["rows"]) for one in inputs}
         curves = {
             key: [[round(float(row.get(key, 0.0)), DIGITS) for row in seed] for seed in steps]
