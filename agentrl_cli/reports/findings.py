@@ -19,7 +19,7 @@ import numpy as np
 
 from agentrl_cli.config import load_config
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.paths import PROJECT_FILE, find_project
+from agentrl_cli.paths import PROJECT_FILE, find_project, pack_path
 from agentrl_cli.reports.evidence import Evidence, answer_in, answer_of, plain
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, TOOL_FAULTS, find_flags, short
 from agentrl_cli.store import RunRow
@@ -84,21 +84,21 @@ def keep_settings(command: str, run: RunRow) -> str:
     if not (run.dir and command.startswith(TRAIN) and file.is_file()):
         return command
     project = find_project(file.parent)
+    packs = [pack_path(name, project) for name in run.config["task"]["packs"]] if project else []
+    read = [project / PROJECT_FILE] if project else []
+    read += [folder / "task.yaml" for folder in packs if folder is not None]
     with contextlib.suppress(
         AgentRLError, OSError
     ):  # a project that is no longer valid says nothing
-        if (
-            _read_settings(project, (project / PROJECT_FILE).stat().st_mtime if project else 0.0)
-            == run.config
-        ):
+        if _read_settings(project, *(path.stat().st_mtime_ns for path in read)) == run.config:
             return command
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return command.replace(" --set", f" --config {shlex.quote(str(shown))} --set", 1)
 
 
 @functools.lru_cache(maxsize=1)
-def _read_settings(project: Path | None, _: float) -> dict[str, Any]:
-    """Return what the files of a project set, read once for all advice: it may warn of old names."""
+def _read_settings(project: Path | None, *_: int) -> dict[str, Any]:
+    """Return what the files of a project set, read once for all advice until one changes: it may warn of old names."""
     files = [project / PROJECT_FILE] if project else []
     return load_config(files, env=os.environ, base=project)[0].model_dump(mode="json")
 

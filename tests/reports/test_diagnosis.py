@@ -36,8 +36,8 @@ from agentrl_cli.reports.reference import (
 )
 from agentrl_cli.reports.run_data import load
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.journal import INPUTS
 from agentrl_cli.store.new_run import new_run
-from agentrl_cli.trainer.inputs import EVENT as INPUTS
 from agentrl_cli.trainer.inputs import hash_rows
 from agentrl_cli.tui.watch.charts import chart_grid
 from agentrl_cli.types import Outcome, Task, ToolCall, ToolResult
@@ -429,9 +429,9 @@ def test_a_command_keeps_the_settings_that_a_run_was_given(
     (tmp_path / PROJECT_FILE).write_text("train: {steps: 3, save_every: 5}\n")
     command = "agentrl train --set train.lr=1e-05"
     for flags, wanted in (
+        ({"model.name": "tiny-tools"}, "agentrl train --config runs/calc-grpo/config.yaml --set"),
         ({}, command),
         ({"train.steps": 3}, command),
-        ({"model.name": "tiny-tools"}, "agentrl train --config runs/calc-grpo-3/config.yaml --set"),
     ):
         config, _ = load_config([tmp_path / PROJECT_FILE], flags=flags, base=tmp_path)
         with Store.open(tmp_path / "runs" / "agentrl.db") as store:
@@ -445,6 +445,8 @@ def test_a_command_keeps_the_settings_that_a_run_was_given(
         caplog.clear()
         keep_settings(command, run)
         assert not caplog.text, "an old name is warned of once, not with every advice"
+    (tmp_path / "task.yaml").write_text("name: calc\ndefaults: {train: {lr: 0.5}}\n")
+    assert "config.yaml" in keep_settings(command, run), "its pack sets another rate by now"
 
 
 def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
