@@ -26,7 +26,7 @@ from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.models.adapter import ADAPTER_FILE, put_adapter, short
 from agentrl_cli.models.checkpoint import CHECKSUMS, damage, seal_of
 from agentrl_cli.models.device import pick_device, pick_dtype, quantization
-from agentrl_cli.models.save import BASE, quiet
+from agentrl_cli.models.save import BASE, BASE_SEAL, quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import (
     bundled_model,
@@ -136,8 +136,8 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     if (folder / ADAPTER_FILE).is_file():
         under = adapter_base(folder, config, base=base)
         seal = compare_base(folder, under)
-        adapted: Any = put_adapter(load_model(under, config, base=base), folder, trainable=True)
-        adapted.base_seal = seal
+        adapted = put_adapter(load_model(under, config, base=base), folder, trainable=True)
+        setattr(adapted, BASE_SEAL, seal)
         return adapted
     quiet()
     more, written = remote_code(folder, config), _json(folder / "config.json")

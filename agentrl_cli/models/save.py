@@ -9,6 +9,8 @@ from torch import nn
 
 BASE = "base.json"
 """In an adapter's folder: the hash of its base when that was loaded, `seal_of`."""
+BASE_SEAL = "base_seal"
+"""The attribute of an adapted model with that hash."""
 KEPT = (
     *("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"),
     *("preprocessor_config", "processor_config", "video_preprocessor_config"),
@@ -23,7 +25,7 @@ def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
     options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, **options)  # type: ignore[operator]  # a transformers or peft model
     copy_tokenizer(tokenizer_folder, folder)
-    if seal := getattr(model, "base_seal", ""):
+    if seal := getattr(model, BASE_SEAL, ""):
         (folder / BASE).write_text(json.dumps({"seal": seal}), encoding="utf-8")
 
 

@@ -39,6 +39,7 @@ from agentrl_cli.models.load import (
     model_folder,
 )
 from agentrl_cli.models.processor import attach
+from agentrl_cli.models.save import BASE_SEAL
 from agentrl_cli.paths import models_cache, portable
 from agentrl_cli.policies import POLICIES, backend_name
 from agentrl_cli.policies.device_check import Verdict, verdict_of
@@ -221,7 +222,7 @@ def load_weights(
     if trainable and config.adapter.enabled and not _is_adapter(folder):
         torch.manual_seed(config.seed)  # of the adapter's first weights
         model = add_adapter(model, config.adapter, base)
-        model.base_seal = seal  # type: ignore[assignment]  # for those who load the adapter
+        setattr(model, BASE_SEAL, seal)  # for those who load the adapter
         if is_hub_id(name, base):
             name_base(model, name, config.model.revision)
         elif folder.parent == models_cache():

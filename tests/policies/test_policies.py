@@ -134,9 +134,16 @@ async def test_openai_text_obeys_every_setting_or_refuses_it() -> None:
     async with server(handler) as url:
         for mode in ("completions", "chat"):
             policy = OpenAIPolicy(url, "m", CHAT, mode=mode)
-            policy.observe("a", [{"role": "user", "content": "hi"}])
+            policy.observe("a", [{"role": "user", "content": "hi"}], [{"type": "function"}])
+            marker = BYTES.id_of("<tool_call>")
+            assert marker is not None
+            await policy.generate("a", PROMPT, Sampling(bad_ids=(marker,)))
+            assert bodies[-1].get("tool_choice") == (None if mode == "completions" else "none")
+            assert bodies[-1].get("stop", [])[:1] == ["<tool_call>"] * (mode == "completions")
             await policy.generate("a", PROMPT, Sampling())
-            assert not set(more) & set(bodies[-1]), "OpenAI's own endpoint refuses what it lacks"
+            assert not {*more, "tool_choice"} & set(bodies[-1]), (
+                "OpenAI's own endpoint refuses what it lacks"
+            )
             asked = Sampling(stop_strings=("</b>", "</a>"), **more)
             said = await policy.generate("a", PROMPT, asked)
             assert (BYTES.decode(said.ids), said.stop_reason) == ("one</a>", StopReason.STOP_STRING)

@@ -220,7 +220,7 @@ async def test_an_earlier_visit_counts_half(tmp_path: Path, model: Path) -> None
     async with trainer_of(project(tmp_path / "p"), model) as trainer:
         for step, tried in enumerate([(4, 4), (1, 4), (0, 2)], 1):
             solved(trainer.store, trainer.run, {"bandit/train0": tried}, step)
-        where = {"run_id": trainer.run.id, "step": 3, "kind": "train"}
+        where: dict[str, Any] = {"run_id": trainer.run.id, "step": 3, "kind": "train"}
         unseen = Episode("long", "bandit/train0", "bandit", outcome=Outcome.TOO_LONG, **where)
         trainer.store.episodes.finish(unseen)  # its prompt did not fit
         seen = [trainer.collector.records(step)[0] for step in range(4)]

@@ -132,7 +132,7 @@ async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model
     assert folders == {path.name for path in kept.values()}, "nothing else is left there"
     # A resume takes over an evaluation of its step, unless it measures otherwise.
     for temperature in (1.0, 0.5):
-        other = {"train": train, "eval": {"temperature": temperature}}
+        other: dict[str, Any] = {"train": train, "eval": {"temperature": temperature}}
         async with trainer_of(tmp_path, model, run=run, **other) as trainer:
             trainer.step, trainer.best = 4, 1.0
             result = await trainer.evaluate()

@@ -30,6 +30,8 @@ TEXT_FINISH = {
 """Finish reasons of OpenAI's own endpoint, and of others that follow it."""
 BEYOND = ("top_k", "min_p", "repetition_penalty")
 """Settings that OpenAI's own endpoint does not have. They are sent where they change something."""
+STOPS = 4
+"""Stop strings that OpenAI's own endpoint takes."""
 LOOSELY = 8
 """A text may have this many times the requested tokens: the server counts with its own tokenizer."""
 
@@ -123,8 +125,12 @@ class OpenAIPolicy(RemotePolicy):
             path = "/chat/completions"
             body["messages"] = [_wire(message) for message in messages]
             body |= {"tools": tools} if tools else {}
+            # What is forbidden are calls: `of` refuses other tokens.
+            body |= {"tool_choice": "none"} if tools and sampling.bad_ids else {}
         else:
-            stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
+            # The server's tokens may be others, so a text that is forbidden ends the answer.
+            ending = (*sampling.bad_ids, *self.chat.stop_ids)[:STOPS]
+            stops = [self.chat.tokenizer.token_text(id_) for id_ in ending]
             path = "/completions"
             body |= {"prompt": self.chat.decode(ids), "stop": stops}
         out, reason = await self.endpoint.ask(path, body, partial(self._read, sampling))
