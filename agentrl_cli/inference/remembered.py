@@ -68,6 +68,8 @@ def _machine() -> str:
         facts += sorted(
             {line for line in lines if line.startswith(("model", "cpu family", "flags"))}
         )
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        facts.append(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}")
+    facts += [
+        f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
+        for file in sorted(Path(__file__).parent.glob("*.py"))
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

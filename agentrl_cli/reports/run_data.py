@@ -239,13 +239,13 @@ class RunData:
         if not self.steps:
             return []
         out = []
-        for name, value in self.steps[-1].items():
-            if (
-                name.startswith("rewards/")
-                and not name.endswith("/std")
-                and isinstance(value, (int, float))
-            ):
-                out.append((name.removeprefix("rewards/").removesuffix("/mean"), float(value)))
+        out += [
+            (name.removeprefix("rewards/").removesuffix("/mean"), float(value))
+            for name, value in self.steps[-1].items()
+            if name.startswith("rewards/")
+            and not name.endswith("/std")
+            and isinstance(value, (int, float))
+        ]
         return out
 
 

@@ -99,9 +99,11 @@ def test_a_package_imports_only_what_stands_to_its_left() -> None:
     wrong = []
     for file in FILES:
         mine = file.parts[0].removesuffix(".py")
-        for line, name in own_imports(file):
-            if ORDER.index(name.split(".")[0] or "__init__") > ORDER.index(mine):
-                wrong.append(f"{file}:{line} imports {name}, which stands to the right of {mine}")
+        wrong += [
+            f"{file}:{line} imports {name}, which stands to the right of {mine}"
+            for line, name in own_imports(file)
+            if ORDER.index(name.split(".")[0] or "__init__") > ORDER.index(mine)
+        ]
     assert not wrong, "\n".join(wrong)
 
 

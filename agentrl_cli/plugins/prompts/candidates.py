@@ -139,6 +139,8 @@ def diff_lines(old: PromptRow | None, new: PromptRow, width: int) -> list[Text]:
                 continue
             sign, rest = ("  ", line) if old is None else (line[:2], line[2:])
             style = GOOD if sign == "+ " else BAD if sign == "- " else ""
-            for part in wrap(rest, max(width - 2, 10)) or [""]:
-                lines.append(Text(sign + part, style, no_wrap=True))
+            lines += [
+                Text(sign + part, style, no_wrap=True)
+                for part in wrap(rest, max(width - 2, 10)) or [""]
+            ]
     return lines

@@ -203,8 +203,10 @@ def words(found: Trace, text: str, link: str) -> list[str]:
     """Return the lines of a trace."""
     most = max(found.probabilities.values())
     lines = [f"{link} {text!r}: its probability here, by the model after each step"]
-    for step, p in found.probabilities.items():
-        lines.append(f"  {step or 'base':>6} {p:8.4f} {'█' * round(30 * p / (most or 1.0))}")
+    lines += [
+        f"  {step or 'base':>6} {p:8.4f} {'█' * round(30 * p / (most or 1.0))}"
+        for step, p in found.probabilities.items()
+    ]
     rose = found.probabilities[found.end] - found.probabilities[found.start]
     if rose <= 0:
         return [*lines, "It never rose between two checkpoints: the training did not teach it."]

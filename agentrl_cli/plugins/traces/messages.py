@@ -80,8 +80,7 @@ def _read(given: Mapping[str, Any], role: str) -> Iterator[Message]:
         else:
             found = part.get("text", part.get("content", None if "type" in part else part))
             texts.append(_text(found) if kind.endswith("text") or found else f"[{kind}]")
-    for call in given.get("tool_calls") or ():
-        calls.append(call_of(call.get("tool_call", call)))
+    calls += [call_of(call.get("tool_call", call)) for call in given.get("tool_calls") or ()]
     message: Message = {"role": said, "content": "\n".join(filter(None, texts))}
     thoughts += [given["reasoning_content"]] if given.get("reasoning_content") else []
     if any(thoughts):

@@ -215,8 +215,10 @@ def _text(messages: Iterable[Message]) -> str:
         if reasoning := message.get("reasoning_content"):
             found.append(f"<think>\n{reasoning}\n</think>")
         found.append(content_text(message.get("content")))
-        for call in message.get("tool_calls", ()):
-            found.append(f"<tool_call>\n{dumps(call['function'])}\n</tool_call>")
+        found += [
+            f"<tool_call>\n{dumps(call['function'])}\n</tool_call>"
+            for call in message.get("tool_calls", ())
+        ]
     return "\n".join(filter(None, found))
 
 

@@ -202,8 +202,10 @@ def health_lines(data: RunData, width: int, *, advice: bool = False) -> list[Tex
         if check.level == "ok" and not advice:
             continue
         color, text = COLORS[check.level], check.stage if check.level == "ok" else check.text
-        for n, part in enumerate(wrap(text, room)):
-            lines.append(Text(f" {'' if n else MARKS[check.level]:<2} {part}", color, no_wrap=True))
+        lines += [
+            Text(f" {'' if n else MARKS[check.level]:<2} {part}", color, no_wrap=True)
+            for n, part in enumerate(wrap(text, room))
+        ]
         why = wrap(STAGES[check.stage], width - 8) if advice else []
         lines += [Text(f"      {part}", FAINT) for part in why if part]
         if check.level != "ok" and (advice or check.level == "done"):
