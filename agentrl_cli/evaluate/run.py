@@ -227,6 +227,9 @@ def fingerprint(
     facts = [
         loaded.name,
         config.remote.url,
+        config.remote.backend,
+        config.model.model_dump(include={"dtype", "quantization", "chat"}),
+        config.sandbox.limits,
         loaded.policy.weights_version,
         loaded.chat.tokenizer.hash,
         _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),

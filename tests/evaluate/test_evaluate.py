@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -298,11 +298,16 @@ class Scripted:
 
 
 async def run_evaluation(
-    candidate: Scripted, packs: dict[str, Pack], store: Store, **given: Any
+    candidate: Scripted,
+    packs: dict[str, Pack],
+    store: Store,
+    model: Mapping[str, Any] | None = None,
+    **given: Any,
 ) -> EvalResult:
     """Evaluate it on the test split unless other tasks are `given`."""
     given = {"tasks": pick_tasks(packs, ["test"]), **given}
-    rollout = Rollout(candidate.policy, candidate.chat, packs, quiet(), store=store)
+    config = quiet().replace(model=model or {})
+    rollout = Rollout(candidate.policy, candidate.chat, packs, config, store=store)
     loaded = Loaded(candidate.policy, candidate.chat, None, candidate.name, candidate.folder)
     return await evaluate(loaded, rollout, **given)
 
@@ -379,6 +384,8 @@ async def test_other_settings_are_another_evaluation(
         await run_evaluation(Scripted(right(), fail_after=3), packs, store)
     found = await run_evaluation(Scripted(right()), packs, store, settings=changed)
     assert found.reused == 0 and len(store.runs.all()) == 2
+    coarse = {"model": {"quantization": "8bit"}, "settings": changed, "resume": True}
+    assert (await run_evaluation(Scripted(right()), packs, store, **coarse)).reused == 0
 
 
 async def test_other_weights_code_or_tools_are_another_evaluation(
