@@ -17,9 +17,9 @@ from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import BaseTokenizer, ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import ChatConfig
+from agentrl_cli.config.models import ChatConfig, LoraConfig
 from agentrl_cli.config.records import PolicySettings, Settings
-from agentrl_cli.errors import ModelError
+from agentrl_cli.errors import ConfigError, ModelError
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.memory import cuda_graphs_enabled, parse_memory, rollout_memory
@@ -214,6 +214,7 @@ def load_weights(
     settings = config.model
     if trainable:
         check_trainable(config, pick_device(settings.device))
+        _require_used(config.adapter, folder)
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.replace(dtype="float32")
@@ -232,6 +233,16 @@ def load_weights(
     if trainable:
         avoid(model, verdict_of(next(model.parameters()).device).ways)
     return model
+
+
+def _require_used(adapter: LoraConfig, folder: Path) -> None:
+    """Raise ConfigError if `adapter.path` names an adapter that the training would leave out."""
+    if adapter.path is not None and (not adapter.enabled or _is_adapter(folder)):
+        why = f"{folder} is an adapter itself" if adapter.enabled else "adapter.enabled is false"
+        raise ConfigError(
+            f"adapter.path ({adapter.path}) would not be trained: {why}.",
+            hint="Train it on a base with --lora, or leave adapter.path out.",
+        )
 
 
 def _no_model() -> nn.Module:
