@@ -384,7 +384,11 @@ async def test_other_settings_are_another_evaluation(
         await run_evaluation(Scripted(right(), fail_after=3), packs, store)
     found = await run_evaluation(Scripted(right()), packs, store, settings=changed)
     assert found.reused == 0 and len(store.runs.all()) == 2
-    coarse = {"model": {"quantization": "8bit"}, "settings": changed, "resume": True}
+    coarse: dict[str, Any] = {
+        "model": {"quantization": "8bit"},
+        "settings": changed,
+        "resume": True,
+    }
     assert (await run_evaluation(Scripted(right()), packs, store, **coarse)).reused == 0
 
 
