@@ -13,8 +13,9 @@ import os
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import UsageError, pluralise
@@ -54,6 +55,8 @@ class Inputs:
     """The folders of the packs."""
     model: str = ""
     """The model's name, of a checkpoint with its step: RUN@last changes as the run continues."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by which episodes are sampled and scored."""
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Inputs:
         tokenizer: str,
         base: Path,
         model: str = "",
+        settings: Mapping[str, Any] | None = None,
     ) -> Inputs:
         """Return the inputs of this process, which has loaded the packs; `base` is the project folder."""
         packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
@@ -76,7 +80,8 @@ class Inputs:
             kept = {key: value for key, value in spec.items() if key not in TEXTS}
             code[_show(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
         folders = tuple(pack.dir for pack in packs)
-        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer, folders, model)
+        ids = tuple(task.id for task in tasks)
+        return cls(ids, tuple(rows), code, tokenizer, folders, model, settings or {})
 
     def keep_reference(self, store: Store, run: RunRow) -> None:
         """Keep the reference curves of the only pack of a run that begins, if they are of its model and these rows.
@@ -100,6 +105,8 @@ class Inputs:
     ) -> str:
         """Compare with those that the run had, and keep these. Returns what changed, in sentences; empty if nothing.
 
+        With other settings, what was sampled for later steps is replaced: it would be trained on as if sampled by them.
+
         Args:
             done: The steps that are done.
             size: The episodes of a group.
@@ -109,7 +116,7 @@ class Inputs:
         Raises UsageError if there are such groups and `accept` is False; nothing is stored then.
         """
         rest = {"code": dict(self.code), "tokenizer": self.tokenizer, "model": self.model}
-        now = {"rows": "".join(self.rows), **rest}
+        now = {"rows": "".join(self.rows), **rest, "settings": dict(self.settings)}
         stored = store.journal.newest_event(run.id, INPUTS)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
@@ -122,7 +129,9 @@ class Inputs:
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
         begun = _cut_groups(store, run.id, done, size, greedy=greedy)
         cut = [group for group, task in begun if files or other or task in rows]
-        if cut and not accept:
+        if before.get("settings", self.settings) != self.settings:
+            cut = [group for group, *_ in store.stats.groups(run.id, done)]
+        elif cut and not accept:
             text += f" Groups that the interruption cut would hold episodes of both versions: {_list(cut)}."
             again = f"agentrl train --resume {run.name} --accept-changes"
             raise UsageError(
@@ -135,7 +144,8 @@ class Inputs:
                 store.runs.update(run.id, tokenizer=self.tokenizer)
             if now != stored:
                 store.journal.add_event(run.id, INPUTS, now)
-        return text + f" {count} episodes of cut groups are replaced: {_list(cut)}." * bool(cut)
+        replaced = f" {count} episodes of unfinished steps are replaced: {_list(cut)}."
+        return text + replaced * bool(cut)
 
     def _about_rows(self, changed: Collection[str], before: Sequence[str]) -> Iterator[str]:
         """Clauses about the rows; `before` are the names that the run had, in order."""
@@ -154,13 +164,15 @@ class Inputs:
         if missing or new or moved:
             yield "the next steps draw other tasks than planned"
 
-    def _about_others(self, files: Sequence[str], before: Mapping[str, str]) -> Iterator[str]:
-        """Clauses about the code, the tokenizer and the model."""
+    def _about_others(self, files: Sequence[str], before: Mapping[str, Any]) -> Iterator[str]:
+        """Clauses about the code, the tokenizer, the model and the settings."""
         if files:
             yield f"the code of {_list(files)} is different"
         for name, now in (("tokenizer", self.tokenizer), ("model", self.model)):
             if (was := before.get(name, now)) != now:
                 yield f"the {name} is another ({was} before, {now} now)"
+        if before.get("settings", self.settings) != self.settings:
+            yield "episodes are sampled, or scored, by other settings"
 
 
 def _cut_groups(

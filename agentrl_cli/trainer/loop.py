@@ -26,7 +26,7 @@ from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
 from agentrl_cli.trainer.report import StepReport, cause_of
-from agentrl_cli.trainer.validation import OTHER_MEASURE, fallback, restart_curve
+from agentrl_cli.trainer.validation import OTHER_MEASURE, fallback, restart_curve, sampling_of
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
@@ -268,7 +268,8 @@ class Trainer:
         model, folder = self.loaded.name, self.loaded.folder
         model = model if folder is None else pin_version(self.store, model, folder)
         inputs = Inputs.of(
-            self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model
+            *(self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model),
+            sampling_of(self.rollout.context.config),
         )
         size, greedy = self.config.rollout.group_size, self.greedy is not None
         done = int(state.get("step", 0))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from agentrl_cli.config import Config
 from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.evaluate import pick_tasks, spread
 from agentrl_cli.store import RunRow, Store
@@ -96,6 +98,13 @@ def restart_curve(
         if before is not None:
             store.marks.retire_evals(run.id, step)
     return before is not None
+
+
+def sampling_of(config: Config) -> dict[str, Any]:
+    """Return the settings by which episodes of a training are sampled and scored."""
+    include = {*LIMITS, "temperature"}
+    rollout = config.rollout.model_dump(mode="json", include=include)
+    return {"rollout": rollout, "rewards": dict(config.rewards)}
 
 
 def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:

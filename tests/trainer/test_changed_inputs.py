@@ -168,7 +168,7 @@ def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
         change(project)
     said = spawn_well(project, "train", "--resume", "last", "--accept-changes")
     assert CHANGES[change_file] in said, said
-    assert f"{len(cut)} episodes of cut groups are replaced: 000002-001." in said, said
+    assert f"{len(cut)} episodes of unfinished steps are replaced: 000002-001." in said, said
     after = stored(project)
     retired = {e.id: e.group_id for e in after if e.fact == Fact.SKIPPED_CHANGED}
     assert retired == dict.fromkeys(cut, "000002-001~2")
@@ -183,6 +183,15 @@ def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
     assert CHANGES[change_file] in logs
     said = spawn_well(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
     assert "Changed" not in said, "it is reported once"
+
+
+def test_what_was_sampled_by_other_settings_is_sampled_again(project: Path) -> None:
+    said = spawn_well(project, "train", "--resume", "last", "--set", "rollout.temperature=0.5")
+    assert "episodes are sampled, or scored, by other settings" in said, said
+    check_whole(stored(project))
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        steps = store.runs.steps(only_run(store).id)
+    assert max(row["sampling/sampling_logp_difference/max"] for row in steps[1:]) < 1e-4
 
 
 def check_whole(after: list[Episode]) -> None:
@@ -270,7 +279,7 @@ def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_p
         add(0, kind="baseline", group_id="000001-000-greedy")
         assert new.settle(store, run, 0, 2, greedy=True)
         said = old.settle(store, run, 0, 3, greedy=True, accept=True)
-        assert "2 episodes of cut groups are replaced" in said
+        assert "2 episodes of unfinished steps are replaced" in said
         rows = store.episodes.rows(store.episodes.ids())
         assert {row.group_id for row in rows} == {"000001-000~2", "000001-000-greedy~2"}
         assert {("train", Fact.SKIPPED_CHANGED), ("baseline", "")} <= {
