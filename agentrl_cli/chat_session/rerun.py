@@ -125,7 +125,9 @@ async def rerun_calls(
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
-        if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
+        # A turn that was cut off got no answer, and its calls were not run.
+        whole = turn.stop_reason in (None, StopReason.STOP, StopReason.STOP_STRING)
+        if whole and (turn.calls or env.talks):
             before = await read_world(env) if changes and turn.calls else {}
             text = str(turn.messages[0].get("content") or "") if turn.messages else ""
             step = await step_of(env, AssistantTurn(text, turn.calls, said))
@@ -140,11 +142,6 @@ async def rerun_calls(
             calls += len(turn.calls)
         said += 1
     return ReplayResult(out, earned)
-
-
-def was_cut(reason: str | None) -> bool:
-    """Whether a turn was cut off before the model ended it: it got no answer, and its calls were not run."""
-    return reason not in (None, StopReason.STOP, StopReason.STOP_STRING)
 
 
 async def open_world(env: Env, task: Task) -> list[Message]:

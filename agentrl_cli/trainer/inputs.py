@@ -105,13 +105,11 @@ class Inputs:
     ) -> str:
         """Compare with those that the run had, and keep these. Returns what changed, in sentences; empty if nothing.
 
-        With other settings, what was sampled for later steps is replaced: it would be trained on as if sampled by them.
-
         Args:
             done: The steps that are done.
             size: The episodes of a group.
             greedy: Whether a group needs a greedy attempt too.
-            accept: Retire cut groups that would mix two versions.
+            accept: Retire cut groups that would mix two versions; with other settings all later ones are.
 
         Raises UsageError if there are such groups and `accept` is False; nothing is stored then.
         """
@@ -122,11 +120,10 @@ class Inputs:
         contents = _contents(before["rows"])
         each = ((row[:DIGITS], row[DIGITS:]) for row in self.rows)
         rows = {name for name, content in each if contents.get(name, content) != content}
-        code = before["code"]
-        files = [name for name, now_ in self.code.items() if code.get(name, now_) != now_]
+        files = [name for name, now_ in self.code.items() if before["code"].get(name, now_) != now_]
         other = before["tokenizer"] != self.tokenizer
         found = [*self._about_rows(rows, list(contents)), *self._about_others(files, before)]
-        text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
+        text = f"Changed since this run was last started: {'; '.join(found)}." * bool(found)
         begun = _cut_groups(store, run.id, done, size, greedy=greedy)
         cut = [group for group, task in begun if files or other or task in rows]
         if before.get("settings", self.settings) != self.settings:

@@ -108,31 +108,7 @@ class OpenAIPolicy(RemotePolicy):
         if images or sampling.allow is not None:
             raise PolicyError(NO_IMAGES if images else "Forced tokens need a local policy.")
         started = time.perf_counter()
-        body: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-            **_beyond(sampling),
-        }
-        if self.mode == "chat":
-            if key not in self._seen:
-                raise PolicyError(
-                    'In "chat" mode `observe` must be called with the messages first.'
-                )
-            messages, tools = self._seen[key]
-            path = "/chat/completions"
-            body["messages"] = [_wire(message) for message in messages]
-            body |= {"tools": tools} if tools else {}
-            # What is forbidden are calls: `of` refuses other tokens.
-            body |= {"tool_choice": "none"} if tools and sampling.bad_ids else {}
-        else:
-            # The server's tokens may be others, so a text that is forbidden ends the answer.
-            ending = (*sampling.bad_ids, *self.chat.stop_ids)[:STOPS]
-            stops = [self.chat.tokenizer.token_text(id_) for id_ in ending]
-            path = "/completions"
-            body |= {"prompt": self.chat.decode(ids), "stop": stops}
+        path, body = self._request(key, ids, sampling)
         out, reason = await self.endpoint.ask(path, body, partial(self._read, sampling))
         if reason is StopReason.LENGTH and out and out[-1] in self.chat.stop_ids:
             out = out[:-1]
@@ -148,6 +124,34 @@ class OpenAIPolicy(RemotePolicy):
 
     async def release(self, key: str) -> None:
         self._seen.pop(key, None)
+
+    def _request(
+        self, key: str, ids: Sequence[int] | Int32, sampling: Sampling
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body that ask for a turn. Raises PolicyError without messages."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            **_beyond(sampling),
+        }
+        if self.mode == "chat":
+            if key not in self._seen:
+                raise PolicyError(
+                    'In "chat" mode `observe` must be called with the messages first.'
+                )
+            messages, tools = self._seen[key]
+            body["messages"] = [_wire(message) for message in messages]
+            body |= {"tools": tools} if tools else {}
+            # What is forbidden are calls: `of` refuses other tokens.
+            body |= {"tool_choice": "none"} if tools and sampling.bad_ids else {}
+            return "/chat/completions", body
+        # The server's tokens may be others, so a text that is forbidden ends the answer.
+        ending = (*sampling.bad_ids, *self.chat.stop_ids)[:STOPS]
+        stops = [self.chat.tokenizer.token_text(id_) for id_ in ending]
+        return "/completions", body | {"prompt": self.chat.decode(ids), "stop": stops}
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], StopReason]:
         """Return the answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
