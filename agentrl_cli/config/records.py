@@ -77,6 +77,7 @@ class TrainerSettings(LearnerSettings):
 
     model: ModelConfig
     task: TaskConfig
+    rewards: dict[str, float]
     eval: EvalConfig
     store: StoreConfig
     seed: int

@@ -268,7 +268,7 @@ class Trainer:
         model, folder = self.loaded.name, self.loaded.folder
         model = model if folder is None else pin_version(self.store, model, folder)
         found = (self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model)
-        inputs = Inputs.of(*found, sampling_of(self.rollout.context.config))
+        inputs = Inputs.of(*found, sampling_of(self.config))
         size, greedy = self.config.rollout.group_size, self.greedy is not None
         done = int(state.get("step", 0))
         inputs.keep_reference(self.store, self.run)

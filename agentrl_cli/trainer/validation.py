@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl_cli.config import Config
 from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.evaluate import pick_tasks, spread
 from agentrl_cli.store import RunRow, Store
@@ -100,7 +99,7 @@ def restart_curve(
     return before is not None
 
 
-def sampling_of(config: Config) -> dict[str, Any]:
+def sampling_of(config: TrainerSettings) -> dict[str, Any]:
     """Return the settings by which episodes of a training are sampled and scored."""
     include = {*LIMITS, "temperature"}
     rollout = config.rollout.model_dump(mode="json", include=include)
