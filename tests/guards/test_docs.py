@@ -158,8 +158,12 @@ def test_translated_pages_show_the_commands_of_the_pages_that_run_in_tests() -> 
             r"```(?:console|yaml|python)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL
         )
 
+    def named(page: Path) -> set[str]:
+        return set(re.findall(r"`agentrl [^`\n]*`", page.read_text(encoding="utf-8")))
+
     for name in ("tutorial.md", "your-own-task.md", "real-run.md"):
         assert blocks(DOCS / "zh" / name) == blocks(DOCS / name) != [], name
+        assert named(DOCS / "zh" / name) == named(DOCS / name), name
 
 
 # --- docs/architecture.md: its walks are those of a real run ---
