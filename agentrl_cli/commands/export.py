@@ -54,7 +54,7 @@ FormatOption = Annotated[
     ),
 ]
 ReportOption = Annotated[
-    bool, typer.Option("--report", help="What a run learned; default: the newest run.")
+    bool, typer.Option("--report", help="What a run learned; default: the newest training.")
 ]
 
 
@@ -90,7 +90,7 @@ def command(
         refuse_idle("with --report", idle)
         if len(names or []) > 1 or format not in ("", "html", "md"):
             raise UsageError("A report is of one run, as --format html or md.")
-        run = (names or [where.run or "last"])[0]
+        run = (names or [where.run or ""])[0]
         return _write_report(where, run, out, format == "md", (mask, force, json))
     if format == "md":
         raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
@@ -181,7 +181,8 @@ def _write_report(
 
     mask, force, json = how
     with where.open() as store:
-        found = make_report(store, run, token_texts, masked=mask)
+        trained = (row.id for row in store.runs.all() if row.kind == "train")
+        found = make_report(store, run or next(trained, "last"), token_texts, masked=mask)
     path = out or Path()
     if path.is_dir():
         name = found.run.name.replace("/", "-")

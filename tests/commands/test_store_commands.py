@@ -296,12 +296,15 @@ def test_runs_delete_asks_and_takes_the_folder_and_no_other(
     assert not folder.exists() and db.exists() and run.json("ls") == []
 
 
-def test_runs_list_and_rename(run: Cli) -> None:
+def test_runs_list_and_rename(run: Cli, db: Path) -> None:
     assert [row["name"] for row in run.json("runs", "list")] == ["grpo-08", "grpo-07"]
     renamed = run.json("runs", "rename", "grpo-07", "team/base")
     assert renamed == {"id": "1aaa", "name": "team/base", "before": "grpo-07"}
     assert "team/base" in run("runs", "list")
     run("export", "--report", "team/base", said="is in report-team-base.html")
+    with Store.open(db) as store:
+        store.runs.add(RunRow("", "eval-base", kind="eval", started=1.8e9))
+    run("export", "--report", said="The report of grpo-08 is in")
 
 
 def test_db(run: Cli, db: Path, tmp_path: Path) -> None:
