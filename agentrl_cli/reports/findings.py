@@ -239,7 +239,8 @@ def _failures(tool: str, ran: Sequence[tuple[Episode, ToolCall, ToolResult]]) ->
     at = stems.index(stem)
     found = {"count": number, "of": len(raised), "tool": tool, "text": texts[at]}
     one, call, _ = raised[at]
-    return Hit(share, HALF, one.id, {**found, "arguments": json.dumps(call.arguments)})
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return Hit(share, HALF, one.id, {**found, "arguments": arguments})
 
 
 def arguments(e: Evidence) -> Hit | None:

@@ -179,6 +179,12 @@ FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
         [ERROR, "agentrl tools call pallets", '"site": "Molde"', "agentrl replay e0"],
         [],
     ),
+    "its command can be read in any script": (
+        case(steps(FLAT), [attempt(n, call=call(site="上海"), result=RAISED) for n in range(9)]),
+        ["tools", "arguments"],
+        ['"site": "上海"'],
+        [],
+    ),
     "calls that do not fit never reach the tool": (
         replace(
             PLANTED["tools"],

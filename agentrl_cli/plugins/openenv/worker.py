@@ -270,7 +270,8 @@ def _inline(schema: Any, types: Mapping[str, Any], within: tuple[str, ...] = ())
 def text_of(seen: Any) -> str:
     """Return an observation as text: a tool's answer as it is, else a line for each field."""
     if not isinstance(seen, Mapping):
-        return "" if seen is None else seen if isinstance(seen, str) else json.dumps(seen)
+        shown = "" if seen is None else seen
+        return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     if seen.get("error"):
         return f"Error: {_short(seen['error'])}"
     result = seen.get("result")

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.plugins.openenv.agent import OpenEnv
-from agentrl_cli.plugins.openenv.worker import _act
+from agentrl_cli.plugins.openenv.worker import _act, text_of
 from agentrl_cli.types import Outcome
 from tests.helpers.chat import call
 from tests.helpers.cli import Cli
@@ -241,6 +241,10 @@ def test_types_of_an_action_stand_where_they_are_named() -> None:
         },
         "required": ["move"],
     }
+
+
+def test_an_observation_is_shown_in_its_own_script() -> None:
+    assert text_of({"board": ["上", 1], "done": False}) == 'board: ["上", 1]'
 
 
 # --- servers that misbehave ---
