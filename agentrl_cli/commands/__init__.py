@@ -133,6 +133,8 @@ class LazyGroup(TyperGroup):
         except BrokenPipeError:  # `agentrl ls | head`: the reader closed the pipe
             silence_stdout()
             raise typer.Exit(0) from None
+        except KeyboardInterrupt as error:  # Typer would exit without a word
+            raise typer.Abort from error
         return value
 
 

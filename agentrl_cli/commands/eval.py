@@ -200,7 +200,7 @@ def _evaluate_all(
         results = [asyncio.run(_evaluate(context, plan, one)) for one in plan.candidates]
     except KeyboardInterrupt:
         narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
-        raise
+        raise typer.Exit(130) from None
     if len({result.name for result in results}) < len(results):  # one model at two addresses
         pairs = zip(results, plan.candidates, strict=True)
         results = [replace(result, name=full or result.name) for result, full in pairs]

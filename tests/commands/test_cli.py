@@ -393,3 +393,11 @@ def test_an_old_name_runs_and_prints_one_line(cli: Cli) -> None:
     words = ("query", "select name from runs", "--format", "csv", "--db", "a.db")
     assert cli(*words) == "name\nfox\n"
     assert cli.err == "`agentrl query` is now `agentrl ls --sql`.\n"
+
+
+def test_an_interrupt_while_the_commands_are_imported_ends_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    said = run("ls", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (said.returncode, said.stderr) == (130, "Error: Interrupted.\n")

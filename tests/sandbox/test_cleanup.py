@@ -54,6 +54,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     finally:
         run.process.kill()
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), output
+    assert number == signal.SIGKILL or output.endswith("Error: Interrupted.\n")
     assert comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
     assert _of(Path(tempfile.gettempdir()), pid) == []
     if number == signal.SIGKILL:
