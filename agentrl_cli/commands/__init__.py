@@ -126,6 +126,12 @@ class LazyGroup(TyperGroup):
         ]
         return words or super().shell_complete(ctx, incomplete)
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt as error:  # Typer would exit without a word
+            raise typer.Abort from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             value = super().invoke(ctx)
@@ -133,7 +139,7 @@ class LazyGroup(TyperGroup):
         except BrokenPipeError:  # `agentrl ls | head`: the reader closed the pipe
             silence_stdout()
             raise typer.Exit(0) from None
-        except KeyboardInterrupt as error:  # Typer would exit without a word
+        except KeyboardInterrupt as error:  # likewise
             raise typer.Abort from error
         return value
 

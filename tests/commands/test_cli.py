@@ -395,9 +395,8 @@ def test_an_old_name_runs_and_prints_one_line(cli: Cli) -> None:
     assert cli.err == "`agentrl query` is now `agentrl ls --sql`.\n"
 
 
-def test_an_interrupt_while_the_commands_are_imported_ends_without_a_traceback(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+@pytest.mark.parametrize("module", ["typer", "pydantic"])  # before the boundary, and by Typer
+def test_an_interrupt_of_an_import_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     said = run("ls", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (said.returncode, said.stderr) == (130, "Error: Interrupted.\n")
