@@ -328,7 +328,7 @@ def _list_copied(e: Evidence) -> list[tuple[Episode, str, bool]]:
     """Return the attempts that answer with the result of a call in the question's words.
 
     With each: the other row that has this answer, "" if it is the row's own or rows are too much alike; and whether the
-    row's answer stands in it among other words.
+    row's answer stands in it among other words, or is this number with a unit.
     """
     answers = {task.id: answer_in(task) for task in e.tasks.values()}
     rows = {text: name for name, text in answers.items() if text}
@@ -339,7 +339,8 @@ def _list_copied(e: Evidence) -> list[tuple[Episode, str, bool]]:
             continue
         if _holds(plain(result.text), said):
             row = rows.get(said, "") if said != want and len(rows) > HALF * len(answers) else ""
-            found[one.id] = one, row, said != want and _holds(said, want)
+            unit = said[-1:].isdigit() and re.fullmatch(rf"\D*{re.escape(said)}\D*", want)
+            found[one.id] = one, row, said != want and (bool(unit) or _holds(said, want))
     return list(found.values())
 
 

@@ -328,6 +328,9 @@ def test_what_is_found(
     [
         (("61", "48.5"), '{"price": 48.5}', "'61' and the tool answers '48.5', the answer of the row t1, in 3 of 3"),
         (("26", "31"), "26 pieces", "expects '26' and the tool answers '26 pieces' in 3 of 3"),
+        (("26 pieces", "31 pieces"), "26", "expects '26 pieces' and the tool answers '26' in 3 of 3"),
+        (("26个", "31个"), "26", "expects '26个' and the tool answers '26' in 3 of 3"),
+        (("26.5 pieces", "31 pieces"), "26", ""),
         (("yes", "no", "no", "yes", "no"), "no", ""),
         (("61", "48.5"), "12", ""),
     ],
