@@ -81,7 +81,7 @@ def sequence_rows(
             continue
         rows = [*_list_sequences(episode, signals)]
         if not rows:
-            left["no model of this store sampled their tokens (imported)"] += 1
+            left["no model of this store sampled their tokens (imported, or never asked)"] += 1
         yield from map(dumps, rows)
     for why, count in left.items():
         narrate(f"{count} of {len(episode_ids)} episodes are left out: {why}.")

@@ -159,7 +159,7 @@ def imported(cli: Cli, tmp_path: Path) -> Cli:
 def test_what_is_left_out_is_said(imported: Cli, tmp_path: Path) -> None:
     text = imported("failures")
     assert "1 of 2 attempts (import) failed" in text and "--whatif" not in text and "@t" in text
-    left = "are left out: no model of this store sampled their tokens (imported)."
+    left = "are left out: no model of this store sampled their tokens (imported, or never asked)."
     imported("export", "--format", "sequences", "-o", "x.jsonl", said=f"3 of 3 episodes {left}")
     lines: list[str] = []
     with Store.open(tmp_path / "a.db") as store, pytest.raises(NotFound):
