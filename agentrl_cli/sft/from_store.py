@@ -78,7 +78,9 @@ def _sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list
     found = [row for row in graded if row.n_model_tokens]
     if len(found) < len(graded):
         count = f"{len(graded) - len(found)} of {len(graded)} episodes"
-        narrate(f"{count} are left out: no model of this store sampled their tokens (imported, or never asked).")
+        narrate(
+            f"{count} are left out: no model of this store sampled their tokens (imported, or never asked)."
+        )
     return found
 
 

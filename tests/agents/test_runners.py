@@ -318,6 +318,18 @@ AGENT = {"function": "agent.py:agent"}
 COMMAND = {"command": [sys.executable, "agent.py"], "env": {"MODE": "fast"}}
 
 
+@pytest.mark.parametrize(("rewards", "part"), [("", ("agent", 7)), ("exact", ("exact", 0))])
+async def test_a_number_alone_is_the_answer_if_the_pack_has_rewards(
+    rewards: str, part: tuple[str, float], tmp_path: Path
+) -> None:
+    if rewards:
+        code = "def exact(episode, ctx):\n    return 0.0\n\nREWARDS = {'exact': exact}\n"
+        (tmp_path / "task.py").write_text(code)
+        rewards = "rewards: {exact: {primary: true}}\n"
+    episode = await play(pack_of(tmp_path, f"{PROGRAM}print(7)", COMMAND, rewards))
+    assert [(one.name, one.value) for one in episode.reward_parts] == [part]
+
+
 async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,12 +455,14 @@ async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> No
         ('{"reward": 0.5}\nbye\n', 0.5),
         ("starting\n1\n", 1.0),
         ('{"answer": 3}', None),
+        ('["Paris"]', None),
         ("", None),
         ('{"reward": NaN}', None),
     ],
 )
 def test_the_last_line_of_json_is_the_reward(text: str, reward: float | None) -> None:
-    assert last_reward(text)[0] == reward
+    found, problem, _ = last_reward(text)
+    assert found == reward and bool(problem) == ("NaN" in text)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

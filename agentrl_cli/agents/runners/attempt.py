@@ -151,7 +151,8 @@ class AgentAttempt(Attempt):
         end, trace, door = await self._run_agents(EpisodeServer.here(context.chat))
         self.transcript.drifts, self.foreign = list(trace.drift), trace.foreign
         self.transcript.guard.tools = trace.tools
-        self.given = door.reward if end is None or end.reward is None else end.reward
+        own = None if end is None or (end.alone and self.pack.rewards) else end.reward
+        self.given = door.reward if own is None else own
         self.players = {} if end is None else end.players
         self._judge(end, trace, door)
 

@@ -37,6 +37,8 @@ class Ended:
     status; empty if neither ended it."""
     players: Mapping[str, float] = field(default_factory=dict)
     """The reward of each player that the model played, if it returned several; `reward` is their mean."""
+    alone: bool = False
+    """Whether the reward is a number alone on stdout, which may be the answer: the pack's own parts go before it."""
 
 
 class AgentLost(EnvError):

@@ -1,7 +1,8 @@
 """Agents that are programs: any language, a session of their own, nothing of this process's environment.
 
 The program finds the model's address in the variables that OpenAI's and Anthropic's clients read, and its task in
-AGENTRL_TASK. The last line of its stdout may give the reward: `{"reward": 0.5}`, or a number alone.
+AGENTRL_TASK. The last line of its stdout may give the reward: `{"reward": 0.5}`, or a number alone if the pack
+has no rewards of its own.
 
 Each program runs below a small process that ends everything the program started. That process adopts orphans (a
 subreaper), so it also finds what left the program's group or session: a daemon, say. It ends the rest when the program
@@ -264,32 +265,33 @@ def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
 
 
 def _read_end(status: int, output: str, errors: str) -> Ended:
-    reward, problem = last_reward(output)
+    reward, problem, alone = last_reward(output)
     # A signal that ends a program, or its status in a shell, is not the model's doing.
     how = (f"exit status {status}", *printed_names(errors)) if 0 < status <= SIGNALS else ()
     if status:
         name = signal_name(-status) if status < 0 else f"exit status {status}"
         said = errors.strip().splitlines()
         problem = f"The agent ended with {name}" + (f": {said[-1][:500]}" if said else ".")
-    return Ended(reward, problem, errors, how)
+    return Ended(reward, problem, errors, how, alone=alone)
 
 
-def last_reward(output: str) -> tuple[float | None, str]:
-    """Return (reward, problem) of the last line that is JSON: an object with `reward`, or a number."""
+def last_reward(output: str) -> tuple[float | None, str, bool]:
+    """Return (reward, problem, whether it is a number alone) of the last line that is JSON."""
     for line in reversed(output.splitlines()):
         try:
             value = parse_json(line.encode("utf-8", "replace"))
         except ValueError:
             continue
-        if isinstance(value, dict):
+        alone = not isinstance(value, dict)
+        if not alone:
             value = value.get("reward")
         if value is None:
-            return None, ""
+            break
         try:
-            return reward_value(value), ""
+            return reward_value(value), "", alone
         except ValueError as error:
-            return None, f"The agent's last line: {error}."
-    return None, ""
+            return None, "" if alone else f"The agent's last line: {error}.", alone
+    return None, "", False
 
 
 class Tail:
