@@ -277,12 +277,24 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     assert code == 2 and "has a task.py of its own" in err
 
 
-def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(
-        "def solve(task, base_url, api_key, model):\n    return 1.0\n"
-    )
+MAIN = "if __name__ == '__main__':\n    main()\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def solve(task, base_url, api_key, model):\n    return 1.0\n", "agent.py:solve"),
+        (f"import openai\n\nTOOLS = [{{}}]\n\n\ndef main():\n    1 / 0\n\n\n{MAIN}", "python agent.py"),
+        ("from openai import OpenAI\n\nprint(OpenAI().models)\n", "python agent.py"),
+    ],
+)  # fmt: skip
+def test_an_agent_is_recognised_and_its_rows_are_to_be_written(
+    code: str, said: str, init: Init, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(code)
     assert init("mine", "--from", "agent.py")[0] == 0
-    assert load_pack(tmp_path / "mine").agent is not None
+    agent = load_pack(tmp_path / "mine").agent
+    assert agent is not None and agent.text == said
     assert "mine/train-0000: the row is a placeholder: write a question and its answer" in problems(
         tmp_path / "mine"
     )

@@ -51,7 +51,7 @@ class Draft:
     """Where each row stands: `file:line`."""
     answer: str = "answer"
     """The rows' field with the right answer; empty without one."""
-    agent: str = ""
+    agent: str | dict[str, Any] = ""
     system: str = SYSTEM
     spec: dict[str, Any] = field(default_factory=dict)
     """Keys of task.yaml besides the usual ones."""

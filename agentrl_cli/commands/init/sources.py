@@ -14,6 +14,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ from agentrl_cli.tasks.sources import FILES
 
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
+CLIENTS = ("openai", "anthropic")
+"""Packages by which a file that runs by itself is recognised as an agent program."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MOST_ROWS = 1000
 """Rows taken of such an environment, which may have no end."""
 SELF_PLAY = {"group_size": 2, "prompts_per_step": 32}
@@ -100,10 +104,10 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise NotFound.of("file", source, siblings, hint=TAKES)
     if path.suffix == ".py":
-        agent = name or _agent_in(path)
+        agent = f"{path.name}:{name}" if name else _agent_in(path)
         if not agent:
             return _functions(draft, path)
-        draft.agent = f"{path.name}:{agent}"
+        draft.agent = agent
         return _copy(draft, path)
     described = None
     with contextlib.suppress(ConfigError):  # `_rows` has the better message for broken JSON
@@ -179,8 +183,8 @@ def _functions(draft: Draft, path: Path) -> None:
         draft.asks[name] = text
 
 
-def _agent_in(path: Path) -> str:
-    """Return the name of the function in a file that is an agent; empty without one. Runs nothing."""
+def _agent_in(path: Path) -> str | dict[str, Any]:
+    """Return the `agent` that a file is, by its function or as a program; empty if it is none. Runs nothing."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
@@ -188,11 +192,14 @@ def _agent_in(path: Path) -> str:
     except ValueError as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, FUNCTIONS):
             arguments = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
             if arguments & AGENT and not node.name.startswith("_"):
-                return node.name
-    return ""
+                return f"{path.name}:{node.name}"
+    text = ast.unparse(tree)
+    calls = re.search(rf"^\s*(?:import|from) (?:{'|'.join(CLIENTS)})\b", text, re.MULTILINE)
+    runs = "__name__ ==" in text or not any(isinstance(one, FUNCTIONS) for one in tree.body)
+    return {"command": ["python", path.name]} if calls and runs else ""
 
 
 def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
