@@ -181,7 +181,7 @@ def _report(results: list[dict[str, Any]]) -> None:
                 else ", so it is untested that a right answer scores 1"
             )
             if result["agent"]:
-                untried = f"its episodes are made by {result['agent']}, which was not run: `agentrl rollout -n 1` does"
+                untried = f"its episodes are made by {result['agent']}, which rollouts alone run"
             narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
         narrate(

@@ -132,6 +132,10 @@ REWARDS = {'exact': lambda episode, ctx: float(ctx.final_text == '#### ' + ctx.t
     (result,) = cli.json("check", str(pack), code=1)
     assert not result["solver"] and result["problems"]
     assert all("an empty answer scores 1.0" in one["text"] for one in result["problems"])
+    (pack / "agent.py").write_text("def solve(task, base_url):\n    return 1.0\n")
+    with (pack / "task.yaml").open("a") as file:
+        file.write("agent: agent.py:solve\n")
+    cli("check", str(pack), said="made by agent.py:solve, which rollouts alone run")
 
 
 def test_the_command_groups_what_is_the_same(pack: Path, cli: Cli) -> None:
