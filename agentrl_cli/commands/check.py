@@ -21,6 +21,7 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions, refuse_idle
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
 from agentrl_cli.paths import find_pack, find_project, portable
 
@@ -104,7 +105,6 @@ def _try(
     tasks = max(1, rollouts // ATTEMPTS)
     config = context.config.model_copy(deep=True)
     config.task.packs = portable([result["folder"]], (context.project,))
-    narrate(f"{result['pack']}: {tasks * min(ATTEMPTS, rollouts)} rollouts of {name} …")
     try:
         here = dataclasses.replace(context, config=config)
         run, episodes = asyncio.run(
@@ -156,12 +156,13 @@ async def _check(
             narrate(f"checking {pack.name} …")
             agent = pack.agent.text if pack.agent is not None else ""
             found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
-            problems = await check_pack(pack, sandbox, every=every)
-            own = ""
-            if not problems and pack.agent is None and (attack or not pack.solver):
-                tasks = pack.read("train")[0]
-                own = "" if pack.solver else await own_answer(pack, sandbox, tasks)
-                problems = await attack_graders(pack, sandbox, tasks) if attack else problems
+            with Progress(f"checking {pack.name}"):
+                problems = await check_pack(pack, sandbox, every=every)
+                own = ""
+                if not problems and pack.agent is None and (attack or not pack.solver):
+                    tasks = pack.read("train")[0]
+                    own = "" if pack.solver else await own_answer(pack, sandbox, tasks)
+                    problems = await attack_graders(pack, sandbox, tasks) if attack else problems
             results.append({**found, "agent": agent, "own_answer": own, "problems": problems})
     return results
 

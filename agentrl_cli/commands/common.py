@@ -220,10 +220,9 @@ def narrate(text: str = "") -> None:
     print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
-def announce_loading() -> None:
-    """Show a message while torch loads, if a person waits."""
-    if sys.stderr.isatty():
-        narrate("Loading torch and the model …")
+def announce_loading(name: str = "the model") -> None:
+    """Show a message while torch and a model load."""
+    narrate(f"Loading torch and {name} …")
 
 
 def warn(text: str) -> None:

@@ -18,16 +18,14 @@ from agentrl_cli.commands.common import (
     JsonOption,
     LimitOption,
     RunOption,
-    announce_loading,
     data_stdout,
     echo,
     echo_json,
     narrate,
     warn,
-    warn_unsafe,
 )
 from agentrl_cli.commands.options import NoToolsOption, TemperatureOption, WorkOptions
-from agentrl_cli.commands.progress import Progress
+from agentrl_cli.commands.progress import Progress, load_runtime
 from agentrl_cli.commands.tables import interval, print_rows, write_svg
 from agentrl_cli.errors import GateNotMet, NotFound, UsageError, pluralise
 
@@ -195,7 +193,6 @@ def _evaluate_all(
         whole_split=attempts.limit is not None,
         narrate=narrate,
     )
-    announce_loading()
     try:
         results = [asyncio.run(_evaluate(context, plan, one)) for one in plan.candidates]
     except KeyboardInterrupt:
@@ -211,15 +208,15 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
     """Evaluate one policy on the plan's tasks, with progress on stderr."""
     from agentrl_cli.evaluate import evaluate
     from agentrl_cli.evaluate.plan import endpoint_config
-    from agentrl_cli.runtime import open_runtime
     from agentrl_cli.store.checkpoint_names import trained_by
 
     name = candidate or context.config.model.name
     spec, config = endpoint_config(context.config, candidate)
-    async with open_runtime(config, base=context.project, db=context.db, spec=spec) as runtime:
-        warn_unsafe(runtime.sandbox)
+    async with load_runtime(context, config, spec) as runtime:
         origin = trained_by(runtime.store, spec)
-        with Progress(name, len(plan.tasks) * plan.settings.k) as progress:
+        count = len(plan.tasks) * plan.settings.k
+        narrate(f"{name}: {pluralise(count, 'attempt')} at {pluralise(len(plan.tasks), 'task')} …")
+        with Progress(name, count) as progress:
             result = await evaluate(
                 runtime.loaded,
                 runtime.rollout(),

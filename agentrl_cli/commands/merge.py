@@ -22,6 +22,7 @@ from agentrl_cli.commands.common import (
     warn,
 )
 from agentrl_cli.commands.options import ForceOption, ProjectOptions, plugin_settings
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.models.output_lock import writing
 from agentrl_cli.registry import resolve
@@ -73,8 +74,9 @@ def command(
         from agentrl_cli.reports.model_card import model_card
         from agentrl_cli.store import Store
 
+        narrate(f"Writing {target} …")
         opened = Store.open(context.db, readonly=True) if context.db.is_file() else nullcontext()
-        with opened as store:
+        with opened as store, Progress("merge"):
             full = _name_checkpoint(store, name, run)
             done = merge(
                 full,

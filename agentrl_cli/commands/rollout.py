@@ -14,15 +14,13 @@ from agentrl_cli.commands.common import (
     AgentOption,
     Context,
     JsonOption,
-    announce_loading,
     data_stdout,
     echo_json,
     narrate,
     warn,
-    warn_unsafe,
 )
 from agentrl_cli.commands.options import ModelOptions, NoToolsOption, TemperatureOption
-from agentrl_cli.commands.progress import Progress
+from agentrl_cli.commands.progress import Progress, load_runtime
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import DataError, RunFailed, pluralise
 
@@ -70,13 +68,7 @@ async def sample(
     context: Context, model: str | None, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
     """`group` attempts at each of `count` tasks, as a run in the store."""
-    announce_loading()
-    from agentrl_cli.runtime import open_runtime
-
-    async with open_runtime(
-        context.config, base=context.project, db=context.db, spec=model
-    ) as runtime:
-        warn_unsafe(runtime.sandbox)
+    async with load_runtime(context, context.config, model) as runtime:
         return await _attempt(runtime, context, count, group, split, tools)
 
 
@@ -102,6 +94,10 @@ async def _attempt(
         for at, task in enumerate(tasks)
         for n in range(group)
     ]
+    narrate(
+        f"{run.name}: {pluralise(len(jobs), 'episode')} of {runtime.loaded.name}, {group} at each of"
+        f" {pluralise(len(tasks), 'task')} of {split} …"
+    )
     rollout = runtime.rollout().with_(run=run, with_tools=tools)
     status, error = "stopped", "interrupted"
     with runtime.store.claims.hold(run.id, "rollout"):

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import Context, JsonOption, data_stdout, echo_json, narrate
+from agentrl_cli.commands.common import (
+    Context,
+    JsonOption,
+    announce_loading,
+    data_stdout,
+    echo_json,
+    narrate,
+)
 from agentrl_cli.commands.options import ForceOption, ModelOptions, RateOption, refuse_idle
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, UsageError
@@ -178,6 +185,7 @@ def command(
     with data_stdout(), writing(out, "sft", context.db if context else None):
         if out.exists() and any(out.iterdir()) and not (force or data.resume):
             raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
+        announce_loading(context.config.model.name if context else f"the recipe {data.recipe}")
         if context is None:
             loss = _use_recipe(data.recipe or "", given, out, data.resume)
         else:
@@ -192,7 +200,7 @@ class _Losses(Progress):
     """A progress bar with the mean of the last fifty losses."""
 
     def __init__(self) -> None:
-        super().__init__("sft", 0)
+        super().__init__("sft")
         self.last: deque[float] = deque(maxlen=50)
 
     def report(self, step: int, loss: float, seconds: float = 0.0) -> None:

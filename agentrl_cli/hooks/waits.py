@@ -49,11 +49,18 @@ _numbers = itertools.count(1)
 _open: dict[int, Wait] = {}  # changed by single operations, which are atomic
 _innermost: contextvars.ContextVar[Wait | None] = contextvars.ContextVar("wait", default=None)
 _moved = [time.monotonic()]
+_sampled = [0]
 
 
-def advance() -> None:
-    """Note progress: a token was sampled, a batch was computed."""
+def advance(tokens: int = 0) -> None:
+    """Note progress: so many tokens were sampled, or a batch was computed."""
     _moved[0] = time.monotonic()
+    _sampled[0] += tokens
+
+
+def sampled() -> int:
+    """Return the tokens that models of this process have sampled so far."""
+    return _sampled[0]
 
 
 @contextmanager

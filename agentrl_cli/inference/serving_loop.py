@@ -137,7 +137,7 @@ class ServingLoop:
         """In the thread: steps until there is something to report to the event loop, or it calls. Returns the rows."""
         while True:
             rows = self._engine.step(fresh)
-            advance()
+            advance(len(rows))
             quiet = not self._called and not self._engine.preempted
             if not (
                 rows

@@ -12,7 +12,9 @@ from agentrl_cli import Config, Store, load_config
 from agentrl_cli.commands.budget import choose, describe_budget, parse_time, set_by_user
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import UsageError
+from agentrl_cli.hooks.waits import advance
 from agentrl_cli.registry.plugins import offers, spread_settings
+from tests.helpers.processes import comes
 from tests.helpers.train import spawn, write_project
 from tests.trainer.test_resume import only_run
 
@@ -135,3 +137,8 @@ def test_the_time_left_is_that_of_the_steps_made_here(
     first, second = capsys.readouterr().err.splitlines()
     assert first == "sft 1001/4000 loss 0.5  ETA 49 h 59 min"
     assert second == "sft 1002/4000 loss 0.4  ETA 49 h 58 min"
+    printed: list[str] = []
+    with Progress("rollout", 3, every=0.01):
+        advance(5)
+        assert comes(lambda: bool(printed.append(capsys.readouterr().err) or "".join(printed)))
+    assert "".join(printed).startswith("rollout 0/3 5 tokens 0 s\n"), "before the first has ended"

@@ -25,6 +25,7 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import WorkOptions
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import GateNotMet, MissingDependency, UsageError
 from agentrl_cli.paths import list_places
 
@@ -76,9 +77,11 @@ def command(
             hint = "Name it: agentrl certify RUN@best TARGET."
             raise UsageError(f"{checkpoint} is not a checkpoint of a run.", hint=hint)
         config, spec = _settings_of(context, target)
-        announce_loading()
+        announce_loading(full)
         limits = (contexts, tasks, nats)
-        _report(asyncio.run(_certify(context, full, config, spec, limits)), full, target, as_json)
+        with Progress("certify"):
+            checks = asyncio.run(_certify(context, full, config, spec, limits))
+        _report(checks, full, target, as_json)
 
 
 def _settings_of(context: Context, target: str) -> tuple[Config, str | None]:

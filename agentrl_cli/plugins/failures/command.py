@@ -11,6 +11,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn
 from agentrl_cli.commands.options import StoreOptions, refuse_idle
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import UsageError, pluralise
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def command(
     refuse_idle("with --json: it prints every mode", {"--limit": json and limit})
     with where.open(readonly=not scanner) as store:
         row = store.runs.get(run)
+        narrate(f"Reading the episodes of {row.name} …")
         if scanner:
             _scan(store, row.id, kind or row.kind, scanner, label, json)
         else:
@@ -75,8 +77,9 @@ def command(
 def _list(store: Store, row: RunRow, kind: str, limit: int, json: bool) -> None:
     from agentrl_cli.plugins.failures.modes import find_modes, read_attempts
 
-    attempts = read_attempts(store, row.id, kind)
-    modes = find_modes(attempts)
+    with Progress("failures"):
+        attempts = read_attempts(store, row.id, kind)
+        modes = find_modes(attempts)
     failed = sum(len(mode.failures) for mode in modes)
     if json:
         counts = {"attempts": len(attempts), "failed": failed}
@@ -116,7 +119,8 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
 
     name, scanner = load_scanner(target, Path.cwd())
     rows = store.episodes.rows(store.episodes.ids(f"kind:{kind} -outcome:none", "time", run))
-    flagged, failed = asyncio.run(scan(store, rows, name, scanner))
+    with Progress(name):
+        flagged, failed = asyncio.run(scan(store, rows, name, scanner))
     agreement = agree(rows, flagged, label) if label else None
     if json:
         scores = agreement and asdict(agreement)

