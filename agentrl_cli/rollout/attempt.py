@@ -51,6 +51,11 @@ class Attempt:
         episode = new_episode(job, context.policy.weights_version)
         self.transcript = Transcript(episode, context.chat, context.recorder)
 
+    def limit_source(self) -> str:
+        """Return what limits the tokens of the episode: the model, or a setting."""
+        own = self.limits.max_tokens >= self.context.policy.context_length
+        return "the model's own limit" if own else "rollout.max_tokens"
+
     # --- the life of an episode --------------------------------------------------------------------------------------
 
     async def run(self) -> Attempted:

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.parse import Parsed, foreign_parser
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.chat.truncate import fit_results
 from agentrl_cli.envs.tool_env import AssistantTurn, Step
 from agentrl_cli.hooks.waits import waiting
@@ -78,9 +79,14 @@ class LoopAttempt(Attempt):
                 else ""
             )
             self.reason = (
-                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most}"
-                " (max_tokens or context)"
+                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most},"
+                f" {self.limit_source()}"
             )
+            if self.most < self.context.policy.context_length:
+                kind = " (a token of this model is a byte)" * isinstance(
+                    chat.tokenizer, ByteTokenizer
+                )
+                self.reason += f"{kind}; more: --set rollout.max_tokens={2 * len(prompt.ids)}"
         text.extend(prompt, text.messages, images=images)
         return AgentState.TERMINATED if self.cut else AgentState.GENERATING
 

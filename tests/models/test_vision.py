@@ -574,7 +574,8 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     long = await rollout.episode(Job(pack.tasks("train")[0], 1))
     assert (
         long.outcome is Outcome.TOO_LONG
-        and "(32 of them for 2 images) does not fit into 40" in long.error
+        and "(32 of them for 2 images) does not fit into 40, rollout.max_tokens; more: --set"
+        in long.error
     )
     await loaded.policy.close()
     blind = policy_of(tiny())

@@ -253,6 +253,7 @@ async def test_a_prompt_that_does_not_fit() -> None:
     found = (episode.outcome, episode.trained_tokens, episode.reward_parts)
     assert found == (Outcome.TOO_LONG, 0, ())
     assert len(episode.tokens) > 900  # all of it is there to be looked at
+    assert "a byte); more: --set rollout.max_tokens=" in episode.error
     narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
     assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
 

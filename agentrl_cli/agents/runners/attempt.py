@@ -332,10 +332,8 @@ class AgentAttempt(Attempt):
     def _too_long(self, session: Session) -> str:
         """Say that the first request does not fit, with its tokens, the limit and the setting."""
         assert session.refused is not None
-        length = self.context.policy.context_length
-        whose = "the model's own limit" if self.most == length else "rollout.max_tokens"
         why = session.refused.message or f"The context has {self.most} tokens."
-        return f"the agent's first request does not fit: {why} The limit is {whose}."
+        return f"the agent's first request does not fit: {why} The limit is {self.limit_source()}."
 
 
 def _with_tail(text: str, stderr: str) -> str:
