@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_cli.agents.runners import AgentRollout, require_agent
 from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.hooks.waits import Watchman
@@ -53,8 +54,6 @@ class Runtime(Parts):
 
     def rollout(self) -> Rollout:
         """Return a rollout of the packs: by their agents, or by the built-in loop for a pack without one."""
-        from agentrl_cli.agents.runners import AgentRollout
-
         rollout = AgentRollout(
             self.loaded.policy,
             self.loaded.chat,
@@ -116,6 +115,8 @@ async def open_runtime(
         for name in offers("pools"):
             pool = resolve("pools", {}, name)(served, base, loaded, parts.packs, store, **kinds)
             workers = await stack.enter_async_context(pool) or workers
+        for pack in parts.packs.values() if workers is None else ():
+            await require_agent(pack)
         if workers is not None:
             loaded.policy = workers.policy(loaded)
         made = Runtime(

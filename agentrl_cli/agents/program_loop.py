@@ -22,7 +22,8 @@ the trained one) and `leave()`, which ends the game for all; the rewards are tho
 Its configuration has `tool` then, and `worker.model` is the request while an episode is played.
 Without `rows` its rows are `open(0)` to `open(size - 1)`; `distinct = True` drops those whose prompt was there before.
 `title` is the environment's own name, if the one that it was given is only where it is.
-`LookupError(kind, name, names)` means an unknown name.
+`LookupError(kind, name, names)` means an unknown name. A TypeError for an option that `maker(package)` does not take
+means the same, if the worker has that; `own_options` are those that it takes itself.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import inspect
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -99,9 +102,10 @@ def main(place: str, config: str) -> None:
     os.dup2(2, 1)
     del sys.path[0]  # this file's folder
     try:
+        module: Any = None
         spec = spec_from_file_location("worker", place)
         assert spec is not None and spec.loader is not None
-        module: Any = module_from_spec(spec)
+        module = module_from_spec(spec)
         spec.loader.exec_module(module)
         given, forked = json.loads(config), module.FORKED
         if hasattr(module.WORKER, "open"):
@@ -112,7 +116,9 @@ def main(place: str, config: str) -> None:
             _import_as(worker.rehearse)
     except Exception as error:
         missing = error.name if isinstance(error, ImportError) else None
-        unknown = error.args if type(error) is LookupError else None
+        unknown = (
+            error.args if type(error) is LookupError else _unknown_option(error, module, config)
+        )
         answer(error=text_of(error), missing=missing, unknown=unknown)
         raise SystemExit(1) from error
     answer(ready=True, notes=[*_other_versions(given.get("tested", {}))])
@@ -120,6 +126,27 @@ def main(place: str, config: str) -> None:
         _serve_forked(worker)
     else:
         asyncio.run(_serve(worker))
+
+
+def _unknown_option(
+    error: Exception, module: Any, config: str
+) -> tuple[str, str, list[str]] | None:
+    """Return the kind, the name and the known names of an option that an environment's class does not take."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not found or not hasattr(module, "WORKER") or not hasattr(module.WORKER, "maker"):
+        return None
+    package = json.loads(config)["package"]
+    if (made := module.WORKER.maker(package)) is None:
+        return None
+    if isinstance(made, str):
+        place, _, name = made.partition(":")
+        made = getattr(importlib.import_module(place), name)
+    # of a class those of its bases, too: they get its **kwargs
+    places = [one.__init__ for one in made.__mro__[:-1]] if isinstance(made, type) else [made]
+    taken = [each for one in places for each in inspect.signature(one).parameters.values()]
+    named = [one.name for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    known = dict.fromkeys([*named, *module.WORKER.own_options])
+    return f"option of {package}", found[1], [name for name in known if name != "self"]
 
 
 def _other_versions(tested: Mapping[str, str]) -> Iterator[str]:

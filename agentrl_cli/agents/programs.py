@@ -25,9 +25,19 @@ from typing import Any, ClassVar
 
 from agentrl_cli.agents.runners.base import WorldFault
 from agentrl_cli.agents.runners.command import TAIL, Tail, end_supervised, start_supervised
-from agentrl_cli.errors import AgentRLError, EnvError, MissingDependency, NotFound, nearest
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import (
+    AgentRLError,
+    EnvError,
+    MissingDependency,
+    ModelError,
+    NotFound,
+    nearest,
+)
+from agentrl_cli.paths import is_bundled, list_places
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import keep_old_names
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.types import Task
 
 _LOG = logging.getLogger(__name__)
@@ -60,6 +70,8 @@ class ForeignAgent:
     """Settings of `rollout` for a new project. Most have the schemas of many tools in their prompts."""
     imports_here: ClassVar[bool] = False
     """Whether `package` may be a module of the folder in which `agentrl init` is called."""
+    others: ClassVar[Sequence[str]] = ()
+    """Words that stand in the place of a model's name."""
     title = ""
     """The environment's own name, if `package` is only where it is; set by `rows`."""
     start_seconds = 3600.0
@@ -98,6 +110,19 @@ class ForeignAgent:
         """The models that it calls besides the trained one: folders, RUN@best, or `base`."""
         return ()
 
+    def require(self, base: Path) -> None:
+        """Raise NotFound for an option or a model that does not exist, and what else ends the program at its start."""
+        self.require_models(base)
+        self.rows(1)
+
+    def require_models(self, base: Path) -> None:
+        """Raise NotFound for a model that has the name of none; of a checkpoint or a path, its loading finds that."""
+        for name in self.models:
+            if not ("@" in name or "/" in name or name == "base" or _is_model(name, base)):
+                known = sorted([*self.others, "base", "tiny", "tiny-tools"])
+                hint = "Any other is a model: RUN@best, a folder, or org/name."
+                raise NotFound.of(f"opponent or model of {self.name}", name, known, hint=hint)
+
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return the first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
         found = self._submit(do="rows", limit=limit).result()
@@ -133,6 +158,17 @@ class ForeignAgent:
             if program is None or program.ended is not None:
                 program = _RUNNING[self._started] = _Program(*self._started)
         return program.ask(fields)
+
+
+def _is_model(name: str, base: Path) -> bool:
+    """Whether a model has this name: a folder, a bundled one, or one that a plugin has or can fetch."""
+    if any(place.is_dir() for place in list_places(name, base)) or is_bundled(name):
+        return True
+    try:
+        here = ModelConfig(offline=True)
+        return any(resolve("models", {}, one)(name, here, base) for one in offers("models"))
+    except ModelError:  # it is to be fetched
+        return True
 
 
 class ForeignWorld(ForeignAgent):

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agentrl_cli.agents.runners import require_agent
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.media import image_bytes, image_size
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tiny_template import IMAGE_TOKENS, tiny_template
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import describe_error
+from agentrl_cli.errors import AgentRLError, describe_error
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
@@ -66,6 +67,11 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
     problems += _tools(pack)
     if pack.agent is None:  # what an agent does is not in the pack's messages
         problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
+        return problems
+    try:
+        await require_agent(pack)
+    except AgentRLError as error:
+        problems.append(Problem(pack.agent.text, f"{error.message} {error.hint}".strip()))
     return problems
 
 

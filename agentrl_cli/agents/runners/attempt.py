@@ -115,6 +115,12 @@ class AgentRollout(Rollout):
         return self._function
 
 
+async def require_agent(pack: Pack) -> None:
+    """Raise NotFound, EnvError, ConfigError for an agent that cannot begin any episode of a pack."""
+    if pack.agent is not None and pack.agent.kind == "function" and not pack.agent.sandbox:
+        await FunctionRunner(pack.agent).require()
+
+
 class AgentAttempt(Attempt):
     """An episode whose turns are the model calls of an agent."""
 

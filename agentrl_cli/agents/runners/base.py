@@ -131,11 +131,16 @@ class FunctionRunner:
         if where.suffix == ".py" and not (base / where).is_file():
             base = Path.cwd()
         self._function = spec.target or resolve("agents", {}, spec.function, base=base)
-        owner = getattr(self._function, "__self__", self._function)
+        self._owner = owner = getattr(self._function, "__self__", self._function)
         self.start_seconds: float = getattr(owner, "start_seconds", 0.0)
         self.models: Sequence[str] = getattr(owner, "models", ())
         """Further models that it may call by name: frozen ones, whose turns are context."""
         self._names = _parameters(self._function, spec.function)
+
+    async def require(self) -> None:
+        """Raise NotFound, EnvError for an environment of another project that does not start with its options."""
+        if hasattr(self._owner, "require"):
+            await in_thread(self._owner.require, self.spec.folder)
 
     async def run(self, call: AgentCall) -> Ended:
         """Return the function's answer: a reward, or None. An exception of it is the error that ended it."""

@@ -226,6 +226,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     given = {key: value for key, value in given.items() if value}
     about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
     made = program(named, **given)
+    made.require_models(Path.cwd())
     draft.rows, known = made.rows(MOST_ROWS), made.find_name(name)
     if not draft.rows:
         raise DataError(f"{about} has no tasks.")

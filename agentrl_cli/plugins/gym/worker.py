@@ -36,6 +36,8 @@ COLORS = {"31": "red", "32": "green", "33": "yellow", "34": "blue", "35": "magen
 class Gym:
     """An environment by its id, or by a file's function."""
 
+    own_options = ("goal", "max_episode_steps")
+
     def __init__(self, config: dict[str, Any]) -> None:
         import gymnasium
 
@@ -59,6 +61,13 @@ class Gym:
         if "ansi" in modes.get("render_modes", ()):
             options["render_mode"] = "ansi"
         self._make = lambda seed: gymnasium.make(package, **options, **_lake(side, seed))
+
+    @staticmethod
+    def maker(name: str) -> Any:
+        """Return the environment's class, or its path; None of a file's, whose message has its place."""
+        import gymnasium
+
+        return None if name.endswith(".py") else gymnasium.spec(name).entry_point
 
     def open(self, sample: int) -> World:
         """Return an environment, reset with the seed."""

@@ -21,10 +21,11 @@ class TextArena(ForeignWorld):
     needs = "textarena"
     shown = "textarena:Sudoku-v0?tool=true"
     tested: ClassVar = {"textarena": "0.7.4"}
+    others: ClassVar = ("self", "random")
     limits: ClassVar = {"max_turns": 24, "max_new_tokens": 128, "max_tokens": 8192}
 
     @property
     def models(self) -> list[str]:
         """The frozen models that are opponents."""
         named = [self.options.get(key, "random") for key in ("opponent", "eval_opponent")]
-        return [one for one in named if isinstance(one, str) and one not in ("self", "random")]
+        return [one for one in named if isinstance(one, str) and one not in self.others]

@@ -18,6 +18,7 @@ MOST_PLAYERS = 15
 class Games:
     """A game by its id, without `-raw` and `-train`: the text for the model is made here."""
 
+    own_options = ("opponent", "eval_opponent")
     model: Mapping[str, Any] = {}
     """The episode that is asked for: `split` and `attempt`."""
 
@@ -29,9 +30,9 @@ class Games:
         if self.name not in ENV_REGISTRY or f"{self.name}-raw" not in ENV_REGISTRY:
             plain = [name for name in ENV_REGISTRY if re.search(r"-v\d+$", name)]
             raise LookupError("game of TextArena", self.name, plain)
-        self.asked = [name for name in ("opponent", "eval_opponent") if name in options]
+        self.asked = [name for name in self.own_options if name in options]
         self.opponents = [options.pop("opponent", "self"), options.pop("eval_opponent", "random")]
-        if not all(self.opponents):
+        if not all(one and isinstance(one, (str, list)) for one in self.opponents):
             raise ValueError("an opponent is self, random, moves like [check, fold], or a model")
         self.asks = config["tool"]
         self._make: Callable[[], Any] = lambda: textarena.make(f"{self.name}-raw", **options)
@@ -45,6 +46,13 @@ class Games:
             ) from error
         except (ValueError, SyntaxError, FileNotFoundError, ImportError) as error:
             raise ValueError(f"{self.name} does not start in this version: {error}") from error
+
+    @staticmethod
+    def maker(name: str) -> Any:
+        """Return the game's class, or its path."""
+        from textarena.envs.registration import ENV_REGISTRY
+
+        return ENV_REGISTRY[f"{name}-raw"].entry_point
 
     def open(self, sample: int) -> Player | Game:
         """Return the game, reset with the seed, for the first number of players that it takes.

@@ -20,6 +20,23 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """Settings of the challenges, for those that are not given."""
+WORDS = {
+    "rewards": ["dense", "balanced", "sparse"],
+    "goal": ["detailed", "brief", "none"],
+    "split": ["train", "valid", "test"],
+}
+"""Values of settings that are texts; the package takes any, and plays another game."""
+NUMBERS = {
+    "go": [range(n, n + 1) for n in (1, 6, 9, 12)],
+    "recipe": [range(1, 6)],
+    "take": [range(6)],
+    "recipe_seed": [range(2**32)],
+}
+LEVELS = {
+    # of at most a hundred rooms: each hundred of levels has as many rooms more for a step of the quest
+    "tw-coin_collector": [range(1, 151), range(201, 234)],
+    "tw-treasure_hunter": [range(1, 31)],
+}
 
 
 class Challenge:
@@ -35,6 +52,8 @@ class Challenge:
         self.ask = "Call act with action: {}." if config["tool"] else "Commands: {}."
         for option in set(given) - set(DEFAULTS[name]):
             raise LookupError(f"setting of {name}", option, [*DEFAULTS[name], "commands"])
+        for option, value in given.items():
+            _require(name, option, value)
         self.name, self.settings = name, {**DEFAULTS[name], **given}
         self._make = textworld.challenges.CHALLENGES[name][1]
 
@@ -69,6 +88,18 @@ class Challenge:
                 compile_game(self._make(self.settings, options), options)
                 done.touch()
         return str(file.absolute())
+
+
+def _require(name: str, option: str, value: Any) -> None:
+    """Raise LookupError or ValueError for a value that a setting does not take."""
+    if option in WORDS and value is not None and value not in WORDS[option]:
+        raise LookupError(f"{option} of {name}", str(value), WORDS[option])
+    if isinstance(DEFAULTS[name][option], bool) and not isinstance(value, bool):
+        raise ValueError(f"{option} of {name} is true or false, not {value!r}")
+    ranges = LEVELS[name] if option == "level" else NUMBERS.get(option, [])
+    if ranges and not (type(value) is int and any(value in one for one in ranges)):
+        known = " or ".join("-".join(map(str, dict.fromkeys((r[0], r[-1])))) for r in ranges)
+        raise ValueError(f"{option} of {name} is {known}, not {value!r}")
 
 
 class World:

@@ -9,6 +9,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry import resolve
 from tests.helpers.chat import call
+from tests.helpers.cli import Cli
 from tests.helpers.programs import check_curve, compare, play_published, python_with
 
 SAME = """
@@ -155,6 +156,18 @@ def test_a_score_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[st
     made = resolve("programs", {}, "gym")("CartPole-v1", score="sucess", python=python)
     with pytest.raises(NotFound, match=r"No score named .sucess."):
         made.rows(1)
+
+
+def test_an_option_that_does_not_exist_is_refused_before_any_episode(cli: Cli) -> None:
+    lake = ("init", "p", "--from", "gym:FrozenLake-v1", "--python", python_with("gym", "gymnasium"))
+    cli(*lake[:3], "gym:FrozenLake-v1?is_slipery=false", *lake[4:], code=2, said="is_slippery?")
+    cli(*lake)
+    agent = cli.folder / "p" / "agent.py"
+    agent.write_text(agent.read_text().replace(").solve", ", options={'map': '4x4'}).solve"))
+    given = ("--project", "p", "--set", "train.steps=1")
+    cli("train", *given, code=2, said="Did you mean map_name")
+    cli("check", "--project", "p", code=1, said=("agent.py:solve: No option of", "map_name"))
+    assert not cli.json("ls", "--project", "p")
 
 
 def test_a_shipped_curve_comes_with_its_settings_and_counts_for_its_rows(

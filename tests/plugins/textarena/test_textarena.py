@@ -148,6 +148,9 @@ async def test_moves_that_were_listed_once_are_asked_for_again(
         ("Sudku-v0", 2, "Did you mean Sudoku-v0"),
         ("Wordle-v0", 1, "nltk.downloader"),
         ("Sudoku-v0-very-easy?opponent=random", 1, "has one player: leave out opponent"),
+        ("KuhnPoker-v0?eval_opponent=randm", 2, "Did you mean random"),
+        ("KuhnPoker-v0?max_round=1", 2, "Did you mean max_rounds"),
+        ("KuhnPoker-v0?opponent=3", 1, "an opponent is self"),
     ],
 )
 def test_games_that_are_not_there(game: str, code: int, text: str, cli: Cli) -> None:
