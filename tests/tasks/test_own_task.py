@@ -214,6 +214,10 @@ def test_ids_that_are_there_twice_are_refused_with_their_lines(init: Init, tmp_p
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, err = init("mine", "--from", "a.jsonl")
     assert code == 2 and "a.jsonl:2: the id 'r0' is also in line 1." in err
+    endless = '{"q": "1+1?", "a": 2}\n{"q": "0/0?", "a": NaN}\n{"q": "1/0?", "a": 1e999}\n'
+    (tmp_path / "a.jsonl").write_text(endless)
+    code, err = init("mine", "--from", "a.jsonl")
+    assert code == 2 and "a.jsonl:2, a.jsonl:3: the answer is NaN or infinite" in err
 
 
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,22 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     places: list[str] = []
     ids: dict[str, int] = {}
+    endless: list[str] = []
     for number, row in FILES[path.suffix](path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
         try:
-            made = normal(_rename_columns(row))
+            named = _rename_columns(row)
+            made = normal(named)
         except DataError as problem:
             raise DataError(f"{path}:{number}: {problem.message}") from problem
         if not made.get("prompt"):
             there = ", ".join(map(str, row)) or "none"
             text = f"{path}:{number}: no column is the question; there are: {there}."
             raise DataError(text, hint=HOW)
+        floats = (named[name] for name in ANSWERS if isinstance(named.get(name), float))
+        if not all(map(math.isfinite, floats)):
+            endless.append(f"{path}:{number}")
         if "id" in made:
             made["id"] = str(made["id"])
             if (first := ids.setdefault(made["id"], number)) != number:
@@ -65,6 +71,12 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
         places.append(f"{path}:{number}")
     if not rows:
         raise DataError(f"{path} has no rows.")
+    if endless:
+        more = f" and {len(endless) - SHOWN} more" * (len(endless) > SHOWN)
+        raise DataError(
+            f"{', '.join(endless[:SHOWN])}{more}: the answer is NaN or infinite, which no model can be right about.",
+            hint="Correct or delete them; an answer that is a text stands in quotes.",
+        )
     return rows, places
 
 
