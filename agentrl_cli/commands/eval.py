@@ -100,7 +100,9 @@ class AttemptOptions:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k."),
+        typer.Option(
+            "-k", "--samples", min=1, max=2**16, help="Attempts at each task: pass@1 to pass@k."
+        ),
     ] = None
     limit: LimitOption = None
     temperature: TemperatureOption = None

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 def command(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")] = 16,
-    group: Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")] = 1,
+    group: Annotated[
+        int, typer.Option("--group", "-g", min=1, max=2**16, help="Attempts at each task.")
+    ] = 1,
     split: Annotated[
         str, typer.Option("--split", help="train, validation, test or heldout.")
     ] = "train",

@@ -107,7 +107,9 @@ class DataOptions:
     ] = COUNT
     group: Annotated[
         int,
-        typer.Option("--group", "-g", min=1, help="With --teacher: its attempts at each task."),
+        typer.Option(
+            "--group", "-g", min=1, max=2**16, help="With --teacher: its attempts at each task."
+        ),
     ] = GROUP
 
     @property

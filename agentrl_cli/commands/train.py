@@ -86,7 +86,7 @@ def command(
         bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")
     ] = None,
     group: Annotated[
-        int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")
+        int | None, typer.Option("--group", "-g", min=1, max=2**16, help="Attempts at each task.")
     ] = None,
     agent: AgentOption = None,
     heal: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl_cli.types import Sampling
-from agentrl_cli.types.section import Count, Group, OnOff, Positive, Seconds, Section, Unit
+from agentrl_cli.types.section import Count, Group, OnOff, Positive, Repeats, Seconds, Section, Unit
 
 
 class ObservationConfig(Group):
@@ -72,10 +72,10 @@ class TruncationConfig(Group):
 class RolloutConfig(Section):
     """How episodes are sampled."""
 
-    group_size: Positive = Field(
+    group_size: Repeats = Field(
         default=8, description="episodes of one task in a step; advantages are relative to them"
     )
-    prompts_per_step: Positive = Field(default=8, description="tasks in a training step")
+    prompts_per_step: Repeats = Field(default=8, description="tasks in a training step")
     resample_rounds: Count = Field(
         default=0,
         description="dynamic sampling: how many times a step samples further tasks while fewer than prompts_per_step"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from agentrl_cli.types.section import Count, Group, OnOff, Positive, Section, Unit
+from agentrl_cli.types.section import Count, Group, OnOff, Positive, Repeats, Section, Unit
 
 Stop = Literal[
     "mask",
@@ -78,7 +78,7 @@ class TrainEvalConfig(Group):
         " every is set, a tenth of the training tasks is held out",
     )
     tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
-    samples: Positive = Field(default=2, description="attempts at each of these tasks")
+    samples: Repeats = Field(default=2, description="attempts at each of these tasks")
 
 
 class SaveConfig(Group):
@@ -152,7 +152,7 @@ class EvalConfig(Section):
     """`agentrl eval`."""
 
     split: str = Field(default="test", description="the split that is evaluated")
-    k: Positive = Field(default=4, description="attempts at each task: pass@1 to pass@k")
+    k: Repeats = Field(default=4, description="attempts at each task: pass@1 to pass@k")
     limit: Positive | None = Field(default=150, description="tasks; null: all of the split")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
     fail_under: Unit | None = Field(default=None, description="exit 4 if pass@1 is lower")

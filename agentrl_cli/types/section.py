@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Repeats = Annotated[int, Field(ge=1, le=2**16)]
+"""Attempts at a task, or tasks of a step: each is an object in memory before the first begins."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Unit = Annotated[float, Field(ge=0, le=1)]

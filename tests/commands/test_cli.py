@@ -230,6 +230,13 @@ def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, cli: Cli) -> Non
     ]
 
 
+def test_counts_that_no_memory_holds_are_refused_with_their_limit(project: Path, cli: Cli) -> None:
+    for words in ("rollout -g 65537", "eval -k 65537", "train -g 65537", "sft OUT -g 65537"):
+        cli(*words.split(), code=2, said="65536")
+    for key in ("rollout.prompts_per_step", "rollout.group_size", "eval.k", "train.eval.samples"):
+        cli("config", "show", "--set", f"{key}=65537", code=2, said=f"{key}: Input should be less")
+
+
 ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "--pack", "calc-task")
 
 
