@@ -164,7 +164,7 @@ def draw(
         single: Rows with a single possible token, and that token.
     """
     logits = logits.float()
-    temperatures = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
+    temperatures = [1.0 if s.greedy else s.temperature for s in samplings]
     plain = all(t == 1.0 for t in temperatures)
     divisor = None if plain else torch.tensor(temperatures, device=logits.device)[:, None]
     logp = torch.log_softmax(logits if divisor is None else logits / divisor, dim=-1)
@@ -182,8 +182,8 @@ def draw(
         drawn_probs = drawn_logp.exp()
     ids = _invert(drawn_probs, numbers)
     sampled = drawn_logp.gather(1, ids[:, None])[:, 0]
-    if any(s.temperature == 0 for s in samplings):
-        greedy = torch.tensor([s.temperature == 0 for s in samplings], device=logits.device)
+    if any(s.greedy for s in samplings):
+        greedy = torch.tensor([s.greedy for s in samplings], device=logits.device)
         ids = torch.where(greedy, (logits if steered is None else steered).argmax(-1), ids)
         # A greedy choice is certain under the distribution that was really sampled.
         sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)

@@ -43,6 +43,7 @@ from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import explained_variance
 from agentrl_cli.models.adapter import has_dropout
 from agentrl_cli.types import Episode, Float32
+from agentrl_cli.types.tokens import COLDEST
 
 
 class Learner:
@@ -71,9 +72,10 @@ class Learner:
     ) -> None:
         config = LearnerSettings.of(settings)
         algo = config.algo
-        if config.rollout.temperature <= 0:
+        if config.rollout.temperature < COLDEST:
             raise ConfigError(
-                "Training needs rollout.temperature above 0: greedy attempts are all the same."
+                f"Training needs a rollout.temperature of {COLDEST:g} or more: greedy attempts are all the same.",
+                hint="agentrl train --set rollout.temperature=1",
             )
         self.config = config
         self.estimator = advantages.function(algo.advantage.name)

@@ -21,6 +21,8 @@ Float32 = NDArray[np.float32]
 Support = NDArray[np.object_]
 """[n] for each token the ids that it was drawn from, an int32 array; None: the whole vocabulary, or not sampled."""
 
+COLDEST = 1e-5
+"""Temperatures below are greedy as 0 is: logits divided by them are no float32 numbers any more."""
 TOP_K = 5
 """How many alternatives are stored per sampled token."""
 
@@ -96,6 +98,11 @@ class Sampling:
             ("" not in self.stop_strings, "stop_strings has an empty text"),
         )
         return next((f"Sampling.{text}" for fits, text in checks if not fits), "")
+
+    @property
+    def greedy(self) -> bool:
+        """True if the likeliest token is taken."""
+        return self.temperature < COLDEST
 
     @property
     def cut(self) -> bool:

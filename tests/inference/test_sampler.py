@@ -44,6 +44,9 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
     assert (single, drawn.ids.tolist()) == ({0: 3}, [3, 0])
     assert drawn.logp_sampled.exp().tolist() == pytest.approx([1.0, 0.5])
     assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
+    cold = draw(both, [Sampling(temperature=t) for t in (0.0, 1e-39)], numbers)
+    assert (cold.ids.tolist(), cold.logp_sampled.tolist()) == ([0, 0], [0.0, 0.0])
+    assert cold.logp_policy.exp().tolist() == pytest.approx([0.5, 0.5]), "not NaN"
 
 
 def test_a_large_vocabulary_is_searched_in_two_steps() -> None:
