@@ -19,7 +19,7 @@ from agentrl_cli.hooks.waits import Watchman
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.rollout.parts import Parts, open_parts
+from agentrl_cli.rollout.parts import Parts, limits_of, open_parts
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tasks import Pack
@@ -98,7 +98,8 @@ async def open_runtime(
         parts = await stack.enter_async_context(opened)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        served = await _start_servers(stack, loading or config, base, db, spec)
+        planned = limits_of(loading or config, parts.packs.values())
+        served = await _start_servers(stack, planned, base, db, spec)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held

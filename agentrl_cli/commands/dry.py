@@ -114,7 +114,7 @@ class PlanOptions:
             from agentrl_cli.models.device import quantises
             from agentrl_cli.trainer.memory_fit import changes, fit
 
-            before = context.config
+            before = _planned_config(context)
             folder = _model_folder(context)
             can = self.gpu_memory is not None or quantises(before.model)
             found, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
@@ -124,7 +124,9 @@ class PlanOptions:
                 "This run does not fit into memory with any setting that --fit changes.",
                 hint="To make it fit: " + "; ".join(planned.advice()),
             )
-        return dataclasses.replace(context, config=before.replace(**vars(found)))
+        kept = {"response_tokens": context.config.rollout.response_tokens}
+        config = before.replace(**vars(found)).replace(rollout=kept)
+        return dataclasses.replace(context, config=config)
 
     def make_budget(self, context: Context) -> tuple[Context, dict[str, Any]]:
         """Return the context with settings for the time of --budget, printed, and the record of the choice."""
@@ -149,6 +151,18 @@ def _model_folder(context: Context) -> Path:
     return configured_folder(context.config.model, context.project, context.db)
 
 
+def _planned_config(context: Context) -> Config:
+    """Return the settings by which memory is planned; packs are loaded only if theirs could differ."""
+    from agentrl_cli.rollout.parts import limits_of
+    from agentrl_cli.tasks import load_packs
+
+    config = context.config
+    if config.rollout.response_tokens is None:
+        return config
+    packs = load_packs(config.task.packs, base=context.project, agent=config.task.agent)
+    return limits_of(config, packs.values())
+
+
 def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:
     """Print memory and time, with --verbose all settings before.
 
@@ -163,15 +177,15 @@ def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None
         from agentrl_cli.models.device import check_trainable, pick_device
         from agentrl_cli.trainer.memory_plan import plan
 
-        config = context.config
+        config = _planned_config(context)
         check(config.algo)
         if planned.gpu_bytes is None:
             check_trainable(PolicySettings.of(config), pick_device(config.model.device))
         found = plan(config, _model_folder(context), gpu_bytes=planned.gpu_bytes)
         if as_json:
-            echo_json({"config": config.model_dump(mode="json"), **_report(found)})
+            echo_json({"config": context.config.model_dump(mode="json"), **_report(found)})
         elif planned.verbose:
-            echo(full_yaml(config).rstrip())
+            echo(full_yaml(context.config).rstrip())
             narrate("")
     _print_memory(found, planned.verbose)
     if planned.gpu_bytes is None:

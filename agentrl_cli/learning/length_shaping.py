@@ -6,6 +6,7 @@ relative to. Evaluations do not have them. dispositions.py decides which are ski
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import takewhile
 
 from agentrl_cli.config import AlgoConfig, RolloutConfig
@@ -25,8 +26,14 @@ def overlong(length: int, limit: int, buffer: int) -> float:
 class Shaping(Hook):
     """Adds the parts that the configuration asks for to the episodes of a training."""
 
-    def __init__(self, algo: AlgoConfig, rollout: RolloutConfig, context: int) -> None:
-        """`context`: positions of the policy's context, which may be fewer than `rollout.max_tokens`."""
+    def __init__(
+        self, algo: AlgoConfig, rollout: RolloutConfig, context: int, agents: Collection[str] = ()
+    ) -> None:
+        """`context`: positions of the policy's context, which may be fewer than `rollout.max_tokens`.
+
+        `agents`: packs whose episodes agents make, without `rollout.response_tokens`.
+        """
+        self.agents = agents
         self.terms = algo.length_penalty
         self.rollout = rollout
         self.context = context
@@ -36,7 +43,7 @@ class Shaping(Hook):
         parts = []
         terms, limits, longest = self.terms, self.rollout, max(rollout.sequences, key=len)
         limit, buffer = min(limits.max_tokens, self.context), terms.buffer
-        if limits.response_tokens is not None:
+        if limits.response_tokens is not None and task.pack not in self.agents:
             turns = [rollout.turns[number] for number in longest.turns]
             asked = takewhile(lambda turn: turn.role != "assistant", turns)
             limit = min(

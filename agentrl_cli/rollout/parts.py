@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,13 @@ class Parts:
     packs: dict[str, Pack]
     hooks: HookList
     sandbox: Sandbox | None
+
+
+def limits_of(config: Config, packs: Iterable[Pack]) -> Config:
+    """Return the settings by which memory is planned: `rollout.response_tokens` does not apply to agents."""
+    if not any(pack.agent is not None for pack in packs):
+        return config
+    return config.replace(rollout={"response_tokens": None})
 
 
 @contextlib.asynccontextmanager

@@ -270,6 +270,8 @@ def test_length_terms_by_hand() -> None:
         shaping = Shaping(config.algo, config.rollout.replace(**limits), context)
         first = shaping.on_rollout_end(one, task)[0]
         assert first.value == -0.875 and first.detail == "80 of 85 tokens"
+    agent = Shaping(config.algo, shaping.rollout, 999, [task.pack]).on_rollout_end(one, task)[0]
+    assert agent.detail == "80 of 100 tokens", "which response_tokens does not limit"
 
 
 async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) -> None:
@@ -292,9 +294,6 @@ async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) ->
         (seen,) = trainer.store.episodes.rows(trainer.store.episodes.ids("kind:eval step:1"))
         names = [part.name for part in trainer.store.episodes.get(seen.id).reward_parts]
         assert names == ["even"], "an evaluation has no training terms"
-
-
-# --- what a training evaluates on ---
 
 
 def evaluated(store: Store, run_id: str) -> set[str]:
