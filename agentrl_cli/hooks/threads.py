@@ -25,6 +25,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import lru_cache, partial
 from queue import SimpleQueue
@@ -58,39 +59,59 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, Quit(describe_error(error), error)
 
 
-Calls = SimpleQueue[Callable[[], None]]
-_idle: list[Calls] = []
-"""What the threads without a call wait for."""
+class _Kept:
+    """A daemon thread that is kept for further calls, and its calls.
+
+    An exception that another thread sets for project code (`PyThreadState_SetAsyncExc`, as time limits do) may arrive
+    after that has ended, at any place here: then a fresh thread continues.
+    """
+
+    def __init__(self) -> None:
+        self.wake: SimpleQueue[None] = SimpleQueue()
+        self.calls: deque[_Call] = deque()  # `wake` would lose what it hands out meanwhile
+        self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._serve, name="agentrl-code", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                if self.calls:
+                    self.calls[0].work(self)
+                    self.calls.popleft()
+                else:
+                    self.wake.get()
+        except BaseException:  # noqa: BLE001 - it was raised for code that had ended
+            self._start()
 
 
-def _take_thread() -> Calls:
-    """Return the queue of a daemon thread that waits for a call."""
-    with contextlib.suppress(IndexError):
-        return _idle.pop()
-    calls: Calls = SimpleQueue()
-    threading.Thread(target=_serve, args=(calls,), name="agentrl-code", daemon=True).start()
-    return calls
+class _Call:
+    """A call in a thread; `work` may be continued where it was left."""
+
+    def __init__(self, function: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        self.function, self.answer, self.ended = function, answer, threading.Event()
+        self.begun = self.freed = False
+        self.outcome: tuple[Any, BaseException | None] | None = None
+
+    def work(self, kept: _Kept) -> None:
+        if not self.begun:
+            self.begun = True
+            self.outcome = _result(self.function)
+        if self.outcome is None:
+            self.outcome = None, EnvError("Another thread set an exception in this one.")
+        asyncio.set_event_loop(None)
+        self.ended.set()
+        if not self.freed:
+            self.freed = True
+            _idle.append(
+                kept
+            )  # before the answer: the next call, which may follow at once, finds it
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+            self.answer.get_loop().call_soon_threadsafe(_tell, self.answer, *self.outcome)
 
 
-def _serve(calls: Calls) -> None:
-    while True:
-        calls.get()()
-
-
-def _run(
-    function: Callable[[], Any],
-    loop: asyncio.AbstractEventLoop,
-    answer: asyncio.Future[Any],
-    ended: threading.Event,
-    calls: Calls,
-) -> None:
-    value, error = _result(function)
-    asyncio.set_event_loop(None)
-    ended.set()
-    _idle.append(calls)  # before the answer: the next call, which may follow at once, finds it
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
-        loop.call_soon_threadsafe(_tell, answer, value, error)
-    del answer, value, error  # the exception's frames hold this one
+_idle: list[_Kept] = []
 
 
 def _tell(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
@@ -120,11 +141,17 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
     If cancelled, it abandons the thread. Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-    run = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-    ended, calls = threading.Event(), _take_thread()
-    calls.put(partial(_run, run, loop, answer, ended, calls))
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    run = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    made = _Call(run, answer)
+    ended = made.ended
+    try:
+        kept = _idle.pop()
+    except IndexError:
+        kept = _Kept()
+    kept.calls.append(made)
+    del made  # as `answer` below
+    kept.wake.put(None)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -247,7 +274,6 @@ class _TaskFactory:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        """The factory that was there before, if one was."""
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         coro = _Guarded(coro) if _CONTAINED.get() else coro
@@ -267,7 +293,7 @@ _IN_LOOP: set[CodeType] = set()
 
 
 def _needs_loop(error: BaseException | None) -> bool:
-    """Whether the exception, or its cause, reports that the code must run in the main thread, or in its event loop."""
+    """Whether the exception, or its cause, reports that the code must run in the main thread, or in its loop."""
     said = ("signal only works in main thread", "no running event loop", "no current event loop")
     while error is not None:
         if isinstance(error, (ValueError, RuntimeError)) and any(t in str(error) for t in said):
