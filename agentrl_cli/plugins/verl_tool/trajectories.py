@@ -28,6 +28,8 @@ from agentrl_cli.types import Task, ToolCall, ToolResult
 Text = Annotated[str, Field(min_length=1)]
 CACHE = 4096
 """Maximum number of cached answers of pure tools."""
+OPENING = ""
+"""Among the running calls of a trajectory, the making of its tools; no call has this key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class _Live:
     env: ToolEnv
     ready: asyncio.Task[None]
     used: float = 0.0
-    running: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
 
 class Trajectories:
@@ -97,10 +99,10 @@ class Trajectories:
         if not names:
             return []
         live = await self._ready(trajectory)
-        for name, tool in live.env.tools.items():
-            if tool.opens:
-                await live.env.create(name)
-        return list(live.env.context.opening)
+        if (task := live.running.get(OPENING)) is None:  # a close waits for it, and then frees them
+            task = live.running[OPENING] = asyncio.create_task(_open_tools(live.env))
+            task.add_done_callback(lambda _: live.running.pop(OPENING, None))
+        return list(await asyncio.shield(task))
 
     async def call(self, call: Call) -> dict[str, Any]:
         """Run a call once, however often it is requested; returns `{"result", "state"}` as JSON.
@@ -261,6 +263,13 @@ class Trajectories:
             return
         await asyncio.gather(live.ready, *live.running.values(), return_exceptions=True)
         await live.env.close()
+
+
+async def _open_tools(env: ToolEnv) -> list[str]:
+    for name, tool in env.tools.items():
+        if tool.opens:
+            await env.create(name)
+    return env.context.opening
 
 
 def _offered(tools: Sequence[Tool], task: Task) -> list[Tool]:

@@ -216,6 +216,34 @@ async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Pa
 # -- HTTP -----------------------------------------------------------------------------------------------------------
 
 
+async def test_a_trajectory_that_is_closed_while_its_tools_are_made_frees_them(
+    tmp_path: Path,
+) -> None:
+    begun, go, states = asyncio.Event(), asyncio.Event(), ["slow"]
+
+    class Slow(Tool):
+        name, opens, schema = "slow", True, schema("slow", {})
+
+        async def create(self, ctx: ToolContext) -> str:
+            begun.set()
+            await go.wait()
+            return states[0]
+
+        async def release(self, state: Any) -> None:
+            states.remove(state)
+
+    async with world(tmp_path / "j.db", [Slow()]) as trajectories:
+        await trajectories.open("t", {})
+        opening = asyncio.create_task(trajectories.opening("t"))
+        await begun.wait()
+        closing = asyncio.create_task(trajectories.close("t"))
+        for _ in range(20):  # it frees what there is, as far as it can
+            await asyncio.sleep(0)
+        go.set()
+        assert await opening == [] and await closing
+        assert not states, "a folder or a process of it would stay until the server ends"
+
+
 @asynccontextmanager
 async def served(
     path: Path, tools: Sequence[Tool], **options: Any
