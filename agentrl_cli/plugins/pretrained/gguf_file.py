@@ -62,7 +62,6 @@ def convert(file: Path, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file into `folder`, in bfloat16. Raises ModelError."""
     import torch
     import transformers
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from agentrl_cli.models.adapter import short
@@ -79,9 +78,8 @@ def convert(file: Path, folder: Path) -> None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(alone, **where)
             where["config"] = config = AutoConfig.from_pretrained(alone, **where)
-            width = GGUFReader(file).get_field(f"{config.model_type}.attention.key_length")
-            if width is not None and hasattr(config, "head_dim"):  # not read for every architecture
-                config.head_dim = width.contents()
+            if (width := _head_width(file, config)) is not None:
+                config.head_dim = width
             model: Any = AutoModelForCausalLM.from_pretrained(
                 alone, dtype=torch.float32, **where, **how
             )
@@ -96,6 +94,21 @@ def convert(file: Path, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _split_digits(file, folder / "tokenizer.json")
+
+
+def _head_width(file: Path, config: Any) -> int | None:
+    """Return the width of a head that transformers does not read for the architecture of a file; None if it does."""
+    from gguf import GGUFReader
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    reader, model = GGUFReader(file), config.model_type
+    name = reader.get_field("general.architecture")
+    width = name and reader.get_field(f"{name.contents()}.attention.key_length")
+    tables = (GGUF_CONFIG_MAPPING.get(kind, {}) for kind in (model, model.removesuffix("_text")))
+    read = any("attention.key_length" in table for table in tables)
+    return (
+        None if width is None or read or not hasattr(config, "head_dim") else int(width.contents())
+    )
 
 
 def _split_digits(file: Path, path: Path) -> None:

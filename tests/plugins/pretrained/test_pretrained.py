@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from agentrl_cli import Chat, Config, Tokenizer
 from agentrl_cli.chat.audit import audit
@@ -22,6 +23,7 @@ from agentrl_cli.models.load import load_model, model_folder
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plugins.pretrained import fetch
 from agentrl_cli.plugins.pretrained.fetch import PACKAGES, Package
+from agentrl_cli.plugins.pretrained.gguf_file import _head_width
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.types import Sampling
 from tests.helpers.chat import schema
@@ -104,6 +106,25 @@ def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
     assert encode("²³") == [*encode("²"), *encode("³")]
     for text in ("a  b\n\n\tc", "中文 🙂👩‍👩‍👧", "2024-01-02", "naïve"):
         assert tokenizer.decode(encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "width"),
+    [("gpt-oss", "gpt_oss", 32), ("qwen3", "qwen3", 32), ("gemma4", "gemma4_text", None)],
+)
+def test_the_width_of_a_head_is_read_by_the_files_own_name_where_transformers_does_not(
+    named: str, kind: str, width: int | None, tmp_path: Path
+) -> None:
+    """Gemma 4's key_length is that of its global layers, as transformers has it."""
+    from gguf import GGUFWriter
+
+    written = GGUFWriter(tmp_path / "a.gguf", named)
+    written.add_key_length(32)
+    written.write_header_to_file()
+    written.write_kv_data_to_file()
+    written.close()
+    config = transformers.AutoConfig.for_model(kind)
+    assert _head_width(tmp_path / "a.gguf", config) == width
 
 
 def test_a_family_template_begins_once_where_a_turn_begins_with_bos(
