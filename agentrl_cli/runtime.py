@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.agents.runners import AgentRollout, require_agent
+from agentrl_cli.agents.runners import AgentRollout, require_agents
 from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.hooks.waits import Watchman
@@ -98,8 +98,8 @@ async def open_runtime(
         parts = await stack.enter_async_context(opened)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        planned = limits_of(loading or config, parts.packs.values())
-        served = await _start_servers(stack, planned, base, db, spec)
+        limited = limits_of(loading or config, parts.packs.values())
+        served = await _start_servers(stack, limited, base, db, spec)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held
@@ -108,23 +108,20 @@ async def open_runtime(
         await _require_servers(loaded.policy)
         if trainable and any(pack.tools for pack in parts.packs.values()):
             require_calls_read(loaded.chat)
-        tokenizer = loaded.chat.tokenizer
-        template = tokenizer.chat_template or ""
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, template, tokenizer.specials)
+        used = loaded.chat.tokenizer
+        store.tokenizers.add(used.hash, used.json, used.chat_template, used.specials)
         workers: Workers | None = None
         kinds = {"spec": spec, "trainable": trainable, "objects": packs is not None or bool(hooks)}
         for name in offers("pools"):
             pool = resolve("pools", {}, name)(served, base, loaded, parts.packs, store, **kinds)
             workers = await stack.enter_async_context(pool) or workers
-        for pack in parts.packs.values() if workers is None else ():
-            await require_agent(pack)
+        await require_agents(() if workers else parts.packs.values())
         if workers is not None:
             loaded.policy = workers.policy(loaded)
-        made = Runtime(
-            parts.packs, parts.hooks, parts.sandbox, config, base, loaded, store, workers
-        )
-        stack.push_async_callback(made.close)
-        yield made
+        run = Runtime(**vars(parts), config=config, base=base, loaded=loaded, store=store)
+        run.workers = workers
+        stack.push_async_callback(run.close)
+        yield run
 
 
 async def _start_servers(

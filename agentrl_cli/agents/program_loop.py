@@ -142,11 +142,10 @@ def _unknown_option(
         place, _, name = made.partition(":")
         made = getattr(importlib.import_module(place), name)
     # of a class those of its bases, too: they get its **kwargs
-    places = [one.__init__ for one in made.__mro__[:-1]] if isinstance(made, type) else [made]
+    places = made.__mro__[:-1] if isinstance(made, type) else [made]
     taken = [each for one in places for each in inspect.signature(one).parameters.values()]
     named = [one.name for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    known = dict.fromkeys([*named, *module.WORKER.own_options])
-    return f"option of {package}", found[1], [name for name in known if name != "self"]
+    return f"option of {package}", found[1], [*dict.fromkeys([*named, *module.WORKER.own_options])]
 
 
 def _other_versions(tested: Mapping[str, str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agentrl_cli.agents.runners import require_agent
+from agentrl_cli.agents.runners import require_agents
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.media import image_bytes, image_size
 from agentrl_cli.chat.render import Chat
@@ -69,7 +69,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
         problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
         return problems
     try:
-        await require_agent(pack)
+        await require_agents([pack])
     except AgentRLError as error:
         problems.append(Problem(pack.agent.text, f"{error.message} {error.hint}".strip()))
     return problems

@@ -6,8 +6,10 @@ relative to. Evaluations do not have them. dispositions.py decides which are ski
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from itertools import takewhile
+from types import MappingProxyType
+from typing import Any
 
 from agentrl_cli.config import AlgoConfig, RolloutConfig
 from agentrl_cli.hooks import Hook
@@ -27,13 +29,17 @@ class Shaping(Hook):
     """Adds the parts that the configuration asks for to the episodes of a training."""
 
     def __init__(
-        self, algo: AlgoConfig, rollout: RolloutConfig, context: int, agents: Collection[str] = ()
+        self,
+        algo: AlgoConfig,
+        rollout: RolloutConfig,
+        context: int,
+        packs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`context`: positions of the policy's context, which may be fewer than `rollout.max_tokens`.
 
-        `agents`: packs whose episodes agents make, without `rollout.response_tokens`.
+        `packs`: by name; `rollout.response_tokens` does not apply to the agent of one.
         """
-        self.agents = agents
+        self.packs = packs
         self.terms = algo.length_penalty
         self.rollout = rollout
         self.context = context
@@ -43,7 +49,8 @@ class Shaping(Hook):
         parts = []
         terms, limits, longest = self.terms, self.rollout, max(rollout.sequences, key=len)
         limit, buffer = min(limits.max_tokens, self.context), terms.buffer
-        if limits.response_tokens is not None and task.pack not in self.agents:
+        agent = getattr(self.packs.get(task.pack), "agent", None)
+        if limits.response_tokens is not None and agent is None:
             turns = [rollout.turns[number] for number in longest.turns]
             asked = takewhile(lambda turn: turn.role != "assistant", turns)
             limit = min(

@@ -90,7 +90,7 @@ class Tokenizers(Part):
         self,
         hash: str,
         tokenizer_json: str,
-        chat_template: str = "",
+        chat_template: str | None = "",
         specials: Mapping[str, Any] | None = None,
     ) -> None:
         """Store a tokenizer, once per hash."""
@@ -103,7 +103,7 @@ class Tokenizers(Part):
             "INSERT INTO tokenizers VALUES (?,?,?,?) ON CONFLICT (hash) DO UPDATE SET"
             " tokenizer_json=excluded.tokenizer_json, chat_template=excluded.chat_template,"
             " specials=excluded.specials",
-            (hash, packed, chat_template, dumps(dict(specials or {}))),
+            (hash, packed, chat_template or "", dumps(dict(specials or {}))),
         )
 
     def get(self, hash: str) -> TokenizerRow | None:

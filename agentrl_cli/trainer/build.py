@@ -68,8 +68,7 @@ def build_trainer(
     else:
         teacher = find_teacher(settings, loaded, tasks, store, base)
         learner = _make_learner(config, loaded, hooks, team, teacher)
-    agents = [name for name, pack in packs.items() if pack.agent is not None]
-    shaping = Shaping(config.algo, config.rollout, policy.context_length, agents)
+    shaping = Shaping(config.algo, config.rollout, policy.context_length, packs)
     rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, shaping]))
     if config.rollout.async_staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)

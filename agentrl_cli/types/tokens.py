@@ -22,7 +22,7 @@ Support = NDArray[np.object_]
 """[n] for each token the ids that it was drawn from, an int32 array; None: the whole vocabulary, or not sampled."""
 
 COLDEST = 1e-5
-"""Temperatures below are greedy as 0 is: logits divided by them are no float32 numbers any more."""
+"""Temperatures below are greedy as 0 is: logits divided by them overflow float32."""
 TOP_K = 5
 """How many alternatives are stored per sampled token."""
 

@@ -265,12 +265,12 @@ def test_length_terms_by_hand() -> None:
     cut = shaping.on_rollout_end(episode("a", 5, StopReason.LENGTH), task)[0]
     assert "80 of 100" in first.detail and cut.value == -1.0 and "cut" in cut.detail
     assert Shaping(Config().algo, config.rollout, 100).on_rollout_end(one, task) == []
-    # a shorter context, and 75 tokens after the prompt of 10
     for limits, context in (({}, 85), ({"response_tokens": 75}, 999)):
         shaping = Shaping(config.algo, config.rollout.replace(**limits), context)
         first = shaping.on_rollout_end(one, task)[0]
-        assert first.value == -0.875 and first.detail == "80 of 85 tokens"
-    agent = Shaping(config.algo, shaping.rollout, 999, [task.pack]).on_rollout_end(one, task)[0]
+        assert first.value == -0.875 and first.detail == "80 of 85 tokens", "75 after 10"
+    played = {task.pack: type("Played", (), {"agent": "agent.py:solve"})}
+    agent = Shaping(config.algo, shaping.rollout, 999, played).on_rollout_end(one, task)[0]
     assert agent.detail == "80 of 100 tokens", "which response_tokens does not limit"
 
 

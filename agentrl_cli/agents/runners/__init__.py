@@ -6,6 +6,6 @@ ends all that one started, also if this process is killed; `server.py` serves th
 is added as a file here and a line in `attempt.RUNNERS`.
 """
 
-from agentrl_cli.agents.runners.attempt import AgentRollout, require_agent
+from agentrl_cli.agents.runners.attempt import AgentRollout, require_agents
 
-__all__ = ["AgentRollout", "require_agent"]
+__all__ = ["AgentRollout", "require_agents"]

@@ -8,7 +8,7 @@ other failure of the agent leaves the episode masked, and so does one of the inf
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -115,10 +115,11 @@ class AgentRollout(Rollout):
         return self._function
 
 
-async def require_agent(pack: Pack) -> None:
-    """Raise NotFound, EnvError, ConfigError for an agent that cannot begin any episode of a pack."""
-    if pack.agent is not None and pack.agent.kind == "function" and not pack.agent.sandbox:
-        await FunctionRunner(pack.agent).require()
+async def require_agents(packs: Iterable[Pack]) -> None:
+    """Raise NotFound, EnvError, ConfigError for an agent that cannot begin any episode of its pack."""
+    for agent in (pack.agent for pack in packs):
+        if agent is not None and agent.kind == "function" and not agent.sandbox:
+            await FunctionRunner(agent).require()
 
 
 class AgentAttempt(Attempt):

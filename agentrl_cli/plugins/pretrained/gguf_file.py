@@ -104,7 +104,8 @@ def _head_width(file: Path, config: Any) -> int | None:
     reader, model = GGUFReader(file), config.model_type
     name = reader.get_field("general.architecture")
     width = name and reader.get_field(f"{name.contents()}.attention.key_length")
-    tables = (GGUF_CONFIG_MAPPING.get(kind, {}) for kind in (model, model.removesuffix("_text")))
+    known: Any = GGUF_CONFIG_MAPPING
+    tables = (known.get(kind, {}) for kind in (model, model.removesuffix("_text")))
     read = any("attention.key_length" in table for table in tables)
     return (
         None if width is None or read or not hasattr(config, "head_dim") else int(width.contents())
