@@ -15,15 +15,14 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     Context,
     JsonOption,
-    announce_loading,
     data_stdout,
     echo,
     echo_json,
     narrate,
-    warn_unsafe,
 )
 from agentrl_cli.commands.options import ModelOptions, refuse_idle
 from agentrl_cli.commands.place import find_db
+from agentrl_cli.commands.progress import load_runtime
 from agentrl_cli.errors import GateNotMet
 from agentrl_cli.plugins.prompts.plan import Plan
 
@@ -70,7 +69,6 @@ def command(
     plan = replace(plan, parts=plan.parts or ["system"])
     context = work.open()
     with data_stdout():
-        announce_loading()
         gated = fail_under is not None
         report = asyncio.run(_optimize(context, work.model, plan, write, gated))
         _print(report, as_json)
@@ -102,12 +100,8 @@ async def _optimize(
     context: Context, model: str | None, plan: Plan, write: bool, gated: bool
 ) -> dict[str, Any]:
     from agentrl_cli.plugins.prompts.optimize import optimize
-    from agentrl_cli.runtime import open_runtime
 
-    async with open_runtime(
-        context.config, base=context.project, db=context.db, spec=model
-    ) as runtime:
-        warn_unsafe(runtime.sandbox)
+    async with load_runtime(context, context.config, model) as runtime:
         return await optimize(runtime, plan, write=write, gated=gated, narrate=narrate)
 
 
