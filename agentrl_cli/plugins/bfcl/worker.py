@@ -26,7 +26,11 @@ class Category:
             raise LookupError("multi-turn category of BFCL", self.name, CATEGORIES)
         for option in set(options) - {"turns", "tools"}:
             raise LookupError(f"option of {self.name}", option, ["turns", "tools"])
-        self.turns, self.needed = options.get("turns"), options.get("tools") == "needed"
+        if (tools := options.get("tools", "all")) not in ("all", "needed"):
+            raise LookupError(f"tools of {self.name}", str(tools), ["all", "needed"])
+        self.turns, self.needed = options.get("turns"), tools == "needed"
+        if self.turns is not None and (type(self.turns) is not int or self.turns < 1):
+            raise ValueError(f"turns of {self.name} is a number from 1, not {self.turns!r}")
         self._data, file = Path(bfcl_eval.__file__).with_name("data"), f"BFCL_v4_{self.name}.json"
         self.entries = self._read(file)
         self.truths = {

@@ -6,7 +6,8 @@ import pytest
 
 from agentrl_cli.types import Outcome
 from tests.helpers.chat import call
-from tests.helpers.programs import compare, play_published
+from tests.helpers.cli import Cli
+from tests.helpers.programs import compare, play_published, python_with
 
 SAME = """
 import ast
@@ -41,6 +42,14 @@ for category in W.CATEGORIES:
 
 def test_calls_and_the_check_are_the_packages() -> None:
     compare("bfcl", "bfcl_eval", SAME)
+
+
+def test_an_option_without_an_effect_is_refused(cli: Cli) -> None:
+    python = python_with("bfcl", "bfcl_eval")
+    for query, said in (("tools=neded", "Did you mean needed"), ("turns=-1", "a number from 1")):
+        source = f"bfcl:multi_turn_base?{query}"
+        code = 1 if "turns" in query else 2
+        cli("init", "p", "--from", source, "--python", python, code=code, said=said)
 
 
 @pytest.mark.parametrize("right", [True, False])
