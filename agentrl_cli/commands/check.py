@@ -156,7 +156,7 @@ async def _check(
             narrate(f"checking {pack.name} …")
             agent = pack.agent.text if pack.agent is not None else ""
             found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver}
-            with Progress(f"checking {pack.name}"):
+            with Progress(f"checking {pack.name}", bar=False):  # its code may draw one
                 problems = await check_pack(pack, sandbox, every=every)
                 own = ""
                 if not problems and pack.agent is None and (attack or not pack.solver):

@@ -119,7 +119,7 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
 
     name, scanner = load_scanner(target, Path.cwd())
     rows = store.episodes.rows(store.episodes.ids(f"kind:{kind} -outcome:none", "time", run))
-    with Progress(name):
+    with Progress(name, bar=False):  # the scanner may draw one
         flagged, failed = asyncio.run(scan(store, rows, name, scanner))
     agreement = agree(rows, flagged, label) if label else None
     if json:
