@@ -296,15 +296,17 @@ def unkeyed_store(path: Path, episodes: int = 3) -> None:
         run = "'train','finished','m','p',1,1,1,?,?,1,'',1,'','','',1,1,1,'{}','','',''"
         conn.execute(f"INSERT INTO runs VALUES ('r0','a',{run})", ("known", None))
         conn.execute(f"INSERT INTO runs VALUES ('r1','b',{run})", ("", "missing"))
-        conn.execute("INSERT INTO tokenizers VALUES ('known', x'00', '', '{}')")
-        conn.execute("INSERT INTO tasks VALUES ('pack', 't0', 'f', 'train', '[]', '{}', NULL)")
-        conn.execute("INSERT INTO groups VALUES (7, 'g0', 'r0', 't0', 0, 1, 'curriculum')")
-        conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
-                     "messages) VALUES ('e0',0,'user',0,0,'',1,1,'[]')")  # fmt: skip
-        conn.execute("CREATE VIEW mine AS SELECT id FROM episodes")
-        conn.execute("CREATE TABLE seen (id TEXT)")
-        conn.execute(
-            "CREATE TRIGGER tr AFTER INSERT ON seen BEGIN SELECT count(*) FROM episodes; END"
+        conn.executescript(
+            """
+            INSERT INTO tokenizers VALUES ('known', x'00', '', '{}');
+            INSERT INTO tasks VALUES ('pack', 't0', 'f', 'train', '[]', '{}', NULL);
+            INSERT INTO groups VALUES (7, 'g0', 'r0', 't0', 0, 1, 'curriculum');
+            INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,messages)
+            VALUES ('e0',0,'user',0,0,'',1,1,'[]');
+            CREATE VIEW mine AS SELECT id FROM episodes;
+            CREATE TABLE seen (id TEXT);
+            CREATE TRIGGER tr AFTER INSERT ON seen BEGIN SELECT count(*) FROM episodes; END;
+            """
         )
         for n in range(episodes):
             parent = None if n == 0 else "e0" if n == 1 else "missing"
