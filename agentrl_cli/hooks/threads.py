@@ -79,7 +79,8 @@ class _Kept:
             while True:
                 if self.calls:
                     self.calls[0].work(self)
-                    self.calls.popleft()
+                    done = self.calls.popleft()
+                    del done.answer, done.outcome  # an exception's frames hold the call
                 else:
                     self.wake.get()
         except BaseException:  # noqa: BLE001 - it was raised for code that had ended
@@ -104,9 +105,7 @@ class _Call:
         self.ended.set()
         if not self.freed:
             self.freed = True
-            _idle.append(
-                kept
-            )  # before the answer: the next call, which may follow at once, finds it
+            _idle.append(kept)  # before the answer: the next call may follow at once
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             self.answer.get_loop().call_soon_threadsafe(_tell, self.answer, *self.outcome)
 
