@@ -77,8 +77,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "GraniteMoeHybrid": {"layer_types": [LINEAR, FULL]},
     **{
         name: {"swa_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "rel_extent": 64}
-        | {"unpadded_vocab_size": 96}
-        for name in ("Inkling", "Inkling2")
+        | {"unpadded_vocab_size": 96} | loop
+        for name, loop in (
+            ("Inkling", {}), ("Inkling2", {}), ("Inkling2Loop", {
+                "n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 2}),
+        )
     },
     "Jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
     "KimiLinear": {"linear_head_dim": 8, "linear_num_heads": 4},

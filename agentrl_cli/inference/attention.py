@@ -1,6 +1,6 @@
 """Attention over the paged KV cache.
 
-A view is what one forward works on. It is handed to a model's own forward as `past_key_values`, stores new keys and
+A view is what one forward works on. It is handed to a model's own forward as its cache, stores new keys and
 values, and computes attention: `PrefillView` for several new tokens a sequence, `DecodeView` (decode_attention.py) for
 one. Only public operations of torch are used, the same on every device.
 

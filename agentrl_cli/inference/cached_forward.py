@@ -37,6 +37,8 @@ CAUGHT = (
     NotJoined,
 )
 """What a forward raises that cannot do what it is asked for."""
+CACHES = ("past_key_values", "cache", "cache_params", "state")
+"""What forwards call their cache: from transformers 5.24 on most have `cache` in the place of `past_key_values`."""
 WINDOW = 24
 """Positions of a window during a trial."""
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size")
@@ -50,7 +52,7 @@ MORE, STEPS = (9, 14), 3
 def cache_name(base: nn.Module) -> str:
     """Return the argument of a model's forward that is its cache; empty if it takes none."""
     names = inspect.signature(base.forward).parameters
-    return next((n for n in ("past_key_values", "cache_params", "state") if n in names), "")
+    return next((name for name in CACHES if name in names), "")
 
 
 class CachedForward:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import NAME, PrefillView, View, attention_in, paged_attention
-from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
+from agentrl_cli.inference.cached_forward import CAUGHT, cache_name, short_windows
 from agentrl_cli.inference.decode_attention import DecodeView, Tables
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
@@ -58,6 +58,7 @@ class ModelRunner:
         weight = base.get_input_embeddings().weight
         self.device, self.dtype, self.vocabulary = weight.device, weight.dtype, int(weight.shape[0])
         self.layers = int(self._config.num_hidden_layers)
+        self._cache = cache_name(base)
         self.most = prefill_tokens(self._config, weight.dtype.itemsize)
         """Prompt tokens of all sequences in one forward, padding included."""
         self._layout: Layout | None = None
@@ -178,7 +179,7 @@ class ModelRunner:
                 position_ids=view.positions,
                 # four dimensions: taken as a finished mask and handed on, so that none is built
                 attention_mask=ids.new_ones((1, 1, 1, 1), dtype=torch.bool),
-                past_key_values=view,
+                **{self._cache: view},
                 use_cache=True,
                 logits_to_keep=1,
                 view=view,
