@@ -322,5 +322,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    importlib.invalidate_caches()
+    # As importlib.invalidate_caches does, which imports `random`, with its at-fork hook, on Python 3.13.
+    sys.path_importer_cache.clear()
     main()

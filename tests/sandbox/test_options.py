@@ -226,10 +226,16 @@ async def test_programs_cells_and_rollback_work_on(minor: int) -> None:
         for _ in range(3):  # the first by a fork of the box, the last by a template
             assert await ask("run", PROGRAM) == ("ok", b"1\n2\n")
             assert await ask("run", b"print(1)") == ("ok", b"1\n")
-        assert await ask("cell", b"x = 41\nimport os") == ("ok", b"")
-        for _ in range(2):
-            assert await ask("cell", b"x = 0\nos.kill(os.getpid(), 9)") == ("crashed", b"")
-            assert await ask("cell", b"x + 1") == ("ok", b"42\n")
+        assert await ask("cell", b"x = 41\nimport os, random\nrandom.seed(5)") == ("ok", b"")
+        for drawn in (b"0.62", b"0.74"):
+            assert await ask("cell", b"x = random.random()\nos.kill(os.getpid(), 9)") == (
+                "crashed",
+                b"",
+            )
+            assert await ask("cell", b"x + 1, round(random.random(), 2)") == (
+                "ok",
+                b"(42, %s)\n" % drawn,
+            )
     finally:
         await runner.close()
 
