@@ -293,8 +293,9 @@ class _Program:
         if missing := first.get("missing"):
             return MissingDependency(
                 f"{self._python} has no module {missing}, which {self._kind.name} needs.",
-                hint=f"{self._python} -m pip install {self._kind.needs}, and the package that you name; "
-                "or name the interpreter that has them: --python PATH, or python= in agent.py.",
+                # a module within a package: an older release is there
+                hint=f"{self._python} -m pip install {'-U ' * ('.' in missing)}{self._kind.needs}, and the package"
+                " that you name; or name the interpreter that has them: --python PATH, or python= in agent.py.",
             )
         if unknown := first.get("unknown"):
             kind, name, known = unknown

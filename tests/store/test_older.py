@@ -86,7 +86,8 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
     path = old_store(tmp_path / "a.db", schema)
     before = path.read_bytes()
     watcher = Store.open(path, readonly=True)
-    for reader in (watcher, Store.open(path, readonly=True)):
+    second = Store.open(path, readonly=True)
+    for reader in (watcher, second):
         run, good = reader.runs.get("fox"), reader.episodes.get("good")
         assert (run.claim, run.state, run.tokenizer, run.boot) == ("train", "interrupted", "", "")
         assert rewards(reader) == {"good": 1.0, "late": None}
@@ -97,6 +98,7 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
         assert reader.journal.folded_alerts("r")[0]["first_step"] is None
         assert reader.select("SELECT graded, mean FROM v_groups") == [(1, 1.0)]
         assert len(reader.select("SELECT rowid FROM turns")) == 1
+    second.close()
     for command in (["runs"], ["ls"], ["show", "good"], ["replay", "good", "--plain"], ["db", "status"],
                     ["grep", "x"], ["query", "SELECT claim FROM runs"]):  # fmt: skip
         cli(*command, "--db", "a.db")
