@@ -98,11 +98,11 @@ async def open_runtime(
         parts = await stack.enter_async_context(opened)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        limited = limits_of(loading or config, parts.packs.values())
-        served = await _start_servers(stack, limited, base, db, spec)
+        served = await _start_servers(stack, loading or config, base, db, spec)
+        limited = limits_of(served, parts.packs)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
-            spec, served, base=base, store=store, trainable=trainable, conversations=held
+            spec, limited, base=base, store=store, trainable=trainable, conversations=held
         )
         stack.push_async_callback(loaded.policy.close)
         await _require_servers(loaded.policy)

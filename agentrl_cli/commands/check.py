@@ -182,7 +182,7 @@ def _report(results: list[dict[str, Any]]) -> None:
                 else ", so it is untested that a right answer scores 1"
             )
             if result["agent"]:
-                untried = f"its episodes are made by {result['agent']}, which rollouts alone run"
+                untried = f"its episodes are made by {result['agent']}, which only rollouts run"
             narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
         narrate(

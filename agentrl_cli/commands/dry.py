@@ -160,7 +160,7 @@ def _planned_config(context: Context) -> Config:
     if config.rollout.response_tokens is None:
         return config
     packs = load_packs(config.task.packs, base=context.project, agent=config.task.agent)
-    return limits_of(config, packs.values())
+    return limits_of(config, packs)
 
 
 def print_plan(context: Context, planned: PlanOptions, *, as_json: bool) -> None:

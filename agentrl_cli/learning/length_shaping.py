@@ -6,10 +6,8 @@ relative to. Evaluations do not have them. dispositions.py decides which are ski
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from itertools import takewhile
-from types import MappingProxyType
-from typing import Any
 
 from agentrl_cli.config import AlgoConfig, RolloutConfig
 from agentrl_cli.hooks import Hook
@@ -33,13 +31,13 @@ class Shaping(Hook):
         algo: AlgoConfig,
         rollout: RolloutConfig,
         context: int,
-        packs: Mapping[str, Any] = MappingProxyType({}),
+        agents: Collection[str] = (),
     ) -> None:
         """`context`: positions of the policy's context, which may be fewer than `rollout.max_tokens`.
 
-        `packs`: by name; `rollout.response_tokens` does not apply to the agent of one.
+        `agents`: the packs that agents play, to whom `rollout.response_tokens` does not apply.
         """
-        self.packs = packs
+        self.agents = agents
         self.terms = algo.length_penalty
         self.rollout = rollout
         self.context = context
@@ -49,8 +47,7 @@ class Shaping(Hook):
         parts = []
         terms, limits, longest = self.terms, self.rollout, max(rollout.sequences, key=len)
         limit, buffer = min(limits.max_tokens, self.context), terms.buffer
-        agent = getattr(self.packs.get(task.pack), "agent", None)
-        if limits.response_tokens is not None and agent is None:
+        if limits.response_tokens is not None and task.pack not in self.agents:
             turns = [rollout.turns[number] for number in longest.turns]
             asked = takewhile(lambda turn: turn.role != "assistant", turns)
             limit = min(

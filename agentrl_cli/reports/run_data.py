@@ -238,15 +238,13 @@ class RunData:
         """Return (name, mean) of the last step's reward parts: metrics `rewards/<name>/mean` or `rewards/<name>`."""
         if not self.steps:
             return []
-        out = []
-        out += [
+        return [
             (name.removeprefix("rewards/").removesuffix("/mean"), float(value))
             for name, value in self.steps[-1].items()
             if name.startswith("rewards/")
             and not name.endswith("/std")
             and isinstance(value, (int, float))
         ]
-        return out
 
 
 def load(store: Store, run_id: str, before: RunData | None = None) -> RunData:

@@ -78,11 +78,9 @@ class LoopAttempt(Attempt):
                 if images
                 else ""
             )
-            self.reason = (
-                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most},"
-                f" {self.limit_source()}"
-            )
-            if self.most < self.context.policy.context_length:
+            source = self.limit_source()
+            self.reason = f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most}, {source}"
+            if source == "rollout.max_tokens":
                 kind = " (a token of this model is a byte)" * isinstance(
                     chat.tokenizer, ByteTokenizer
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,14 @@ class Parts:
     sandbox: Sandbox | None
 
 
-def limits_of(config: Config, packs: Iterable[Pack]) -> Config:
-    """Return the settings by which memory is planned: `rollout.response_tokens` does not apply to agents."""
-    if not any(pack.agent is not None for pack in packs):
-        return config
-    return config.replace(rollout={"response_tokens": None})
+def name_agents(packs: Mapping[str, Pack]) -> set[str]:
+    """Return the names of the packs that agents play, to whom `rollout.response_tokens` does not apply."""
+    return {name for name, pack in packs.items() if pack.agent is not None}
+
+
+def limits_of(config: Config, packs: Mapping[str, Pack]) -> Config:
+    """Return the settings by which memory is planned: without `rollout.response_tokens` if there are agents."""
+    return config.replace(rollout={"response_tokens": None}) if name_agents(packs) else config
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.rollout.greedy import Greedy
+from agentrl_cli.rollout.parts import name_agents
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.trainer.checkpoints import Checkpoints
@@ -68,7 +69,7 @@ def build_trainer(
     else:
         teacher = find_teacher(settings, loaded, tasks, store, base)
         learner = _make_learner(config, loaded, hooks, team, teacher)
-    shaping = Shaping(config.algo, config.rollout, policy.context_length, packs)
+    shaping = Shaping(config.algo, config.rollout, policy.context_length, name_agents(packs))
     rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, shaping]))
     if config.rollout.async_staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)

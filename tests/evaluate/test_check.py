@@ -135,7 +135,7 @@ REWARDS = {'exact': lambda episode, ctx: float(ctx.final_text == '#### ' + ctx.t
     (pack / "agent.py").write_text("def solve(task, base_url):\n    return 1.0\n")
     with (pack / "task.yaml").open("a") as file:
         file.write("agent: agent.py:solve\n")
-    cli("check", str(pack), said="made by agent.py:solve, which rollouts alone run")
+    cli("check", str(pack), said="made by agent.py:solve, which only rollouts run")
 
 
 def test_the_command_groups_what_is_the_same(pack: Path, cli: Cli) -> None:

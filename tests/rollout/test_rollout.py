@@ -254,6 +254,8 @@ async def test_a_prompt_that_does_not_fit() -> None:
     assert found == (Outcome.TOO_LONG, 0, ())
     assert len(episode.tokens) > 900  # all of it is there to be looked at
     assert "a byte); more: --set rollout.max_tokens=" in episode.error
+    brief = await attempt(pack_of(), ["5"], response_tokens=1)
+    assert brief.error.endswith(", rollout.response_tokens")
     narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
     assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
 

@@ -269,8 +269,7 @@ def test_length_terms_by_hand() -> None:
         shaping = Shaping(config.algo, config.rollout.replace(**limits), context)
         first = shaping.on_rollout_end(one, task)[0]
         assert first.value == -0.875 and first.detail == "80 of 85 tokens", "75 after 10"
-    played = {task.pack: type("Played", (), {"agent": "agent.py:solve"})}
-    agent = Shaping(config.algo, shaping.rollout, 999, played).on_rollout_end(one, task)[0]
+    agent = Shaping(config.algo, shaping.rollout, 999, {task.pack}).on_rollout_end(one, task)[0]
     assert agent.detail == "80 of 100 tokens", "which response_tokens does not limit"
 
 

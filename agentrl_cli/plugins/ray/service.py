@@ -28,7 +28,7 @@ from agentrl_cli.policies.load import Loaded, load_policy
 from agentrl_cli.policies.protocols import Published, TrainablePolicy, require_trainable
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.job import Job
-from agentrl_cli.rollout.parts import open_parts
+from agentrl_cli.rollout.parts import limits_of, name_agents, open_parts
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.store.codec import dumps, loads
 from agentrl_cli.tasks import Pack
@@ -182,13 +182,14 @@ def describe_node(packs: Mapping[str, Pack]) -> Hello:
     return Hello(socket.gethostname(), os.getpid(), facts)
 
 
-def open_policy(setup: Setup) -> Loaded:
+def open_policy(setup: Setup, packs: Mapping[str, Pack]) -> Loaded:
     """Return the worker's own copy of the model, ready to sample."""
     import torch
 
     if setup.threads:
         torch.set_num_threads(setup.threads)
-    return load_policy(setup.spec, setup.config, base=setup.base, trainable=setup.trainable)
+    limited = limits_of(setup.config, packs)
+    return load_policy(setup.spec, limited, base=setup.base, trainable=setup.trainable)
 
 
 class Service:
@@ -289,8 +290,9 @@ class Service:
         async with self._in_order:
             rollout = self._rollout.with_(recorder=Relay(number, self._emit), **variant)
         if shaped:
-            own = self.setup.config
-            shaping = Shaping(own.algo, own.rollout, rollout.context.policy.context_length)
+            own, limit = self.setup.config, rollout.context.policy.context_length
+            agents = name_agents(rollout.context.packs)
+            shaping = Shaping(own.algo, own.rollout, limit, agents)
             hooks = [*rollout.context.hooks.hooks, shaping]
             rollout = rollout.with_(hooks=HookList(hooks))
         packs = rollout.context.packs
@@ -308,7 +310,7 @@ class Service:
     async def _open(self, stack: contextlib.AsyncExitStack) -> Hello:
         setup, config = self.setup, self.setup.config
         parts = await stack.enter_async_context(open_parts(config, setup.base))
-        loaded = open_policy(setup)
+        loaded = open_policy(setup, parts.packs)
         stack.push_async_callback(loaded.policy.close)
         rollout = AgentRollout(loaded.policy, loaded.chat, parts.packs, config)
         self._rollout = rollout.with_(sandbox=parts.sandbox, hooks=parts.hooks)

@@ -16,6 +16,7 @@ from agentrl_cli.plugins.ray.open import check_workers
 from agentrl_cli.plugins.ray.pool import ClusterPolicy
 from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.plugins.ray.remote import RemoteWorker
+from agentrl_cli.rollout import Job
 from agentrl_cli.runtime import new_training, open_runtime
 from agentrl_cli.sandbox import owner
 from agentrl_cli.trainer import Trainer, build_trainer
@@ -149,6 +150,30 @@ async def test_workers_of_a_strangers_kind_sample_while_the_run_trains(
     )
     assert [row["staleness/max"] for row in rows] == [max(one) for one in found.values()]
     assert {row["sampling/sampling_logp_difference/max"] > 0 for row in rows[1:]} == {True}
+
+
+async def test_response_tokens_limit_the_packs_beside_one_that_an_agent_plays(
+    tmp_path: Path, model: Path
+) -> None:
+    packs = [tmp_path / name for name in ("ours", "theirs")]
+    for folder in packs:
+        folder.mkdir()
+        write_pack(folder)
+    (packs[1] / "agent.py").write_text("def solve(task):\n    return 1.0\n")
+    spec = packs[1] / "task.yaml"
+    spec.write_text(spec.read_text().replace("bandit", "played") + "agent: agent.py:solve\n")
+    config = Config.model_validate(
+        settings(
+            model,
+            task={"packs": [str(folder) for folder in packs]},
+            rollout={"response_tokens": 8, "max_new_tokens": 16},
+            cluster={"kind": SERVICES, "workers": 1},
+        )
+    )
+    async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db") as opened:
+        task = next(one for pack in opened.packs.values() for one in pack.tasks("train"))
+        (episode,) = await opened.rollout().run([Job(task, 0, 0)])
+    assert int(episode.tokens.trained_mask.sum()) == 8
 
 
 async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
