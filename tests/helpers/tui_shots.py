@@ -6,6 +6,7 @@ The chat and the what-ifs come from a list of events instead of a child process.
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def fill_still(path: Path) -> None:
         for step in range(1, 41):
             store.runs.add_step("run6", step, {"reward": 0.3})
         store.runs.update("run7", status="finished")
-    with sqlite3.connect(path) as conn:
+    with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
         conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
         conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str, sai
         len(store.episodes.ids()) == 2
         and sorted(item.name for item in tmp_path.iterdir()) == before
     )
-    with sqlite3.connect(store.path) as conn:
+    with closing(sqlite3.connect(store.path)) as conn, conn:
         assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     conn.close()
 

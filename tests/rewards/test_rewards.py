@@ -751,7 +751,7 @@ def test_a_script_s_stdout_is_its_own(
 
 async def test_a_database_larger_than_its_memory_is_read_in_place(tmp_path: Path) -> None:
     path = tmp_path / "large.db"
-    with sqlite3.connect(path) as made:
+    with contextlib.closing(sqlite3.connect(path)) as made, made:
         made.execute("CREATE TABLE t AS SELECT 1 AS n, zeroblob(3000000) AS padding")
     before, tool = path.stat().st_mtime_ns, SqlTool(str(path), memory_mb=1)
     read, *refused = await calls(

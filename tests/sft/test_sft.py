@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,11 @@ def test_an_episode_that_no_model_can_have_sampled_is_left_out(
 ) -> None:
     """One id outside the vocabulary ended the whole fine-tuning with an IndexError."""
     db = tmp_path / "a.db"
-    with sqlite3.connect(project / "runs" / "agentrl.db") as source, sqlite3.connect(db) as copy:
+    with (
+        closing(sqlite3.connect(project / "runs" / "agentrl.db")) as source,
+        closing(sqlite3.connect(db)) as copy,
+        copy,
+    ):
         source.backup(copy)
     lines: list[str] = []
     with Store.open(db) as store:

@@ -71,15 +71,22 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
 
 
 def test_a_new_store_is_as_the_migrations_make_it() -> None:
-    new, migrated = (sqlite3.connect(":memory:", isolation_level=None) for _ in range(2))
-    migrate(new)
-    migrate(migrated, tuple([*MIGRATIONS]))
-    schema = "SELECT type, name, tbl_name, trim(sql, char(10)) FROM sqlite_schema ORDER BY rowid"
-    wanted = migrated.execute(schema).fetchall()
-    script = "".join(f"{sql};\n" for _, name, _, sql in wanted if sql and "sqlite_" not in name[:7])
-    assert new.execute(schema).fetchall() == wanted, f"store/schema.sql should be:\n{script}"
-    names = "SELECT id, migration_set, name, length(applied_at) > 20 FROM _sqlite_migrations"
-    assert new.execute(names).fetchall() == migrated.execute(names).fetchall()
+    with (
+        closing(sqlite3.connect(":memory:", isolation_level=None)) as new,
+        closing(sqlite3.connect(":memory:", isolation_level=None)) as migrated,
+    ):
+        migrate(new)
+        migrate(migrated, tuple([*MIGRATIONS]))
+        schema = (
+            "SELECT type, name, tbl_name, trim(sql, char(10)) FROM sqlite_schema ORDER BY rowid"
+        )
+        wanted = migrated.execute(schema).fetchall()
+        script = "".join(
+            f"{sql};\n" for _, name, _, sql in wanted if sql and "sqlite_" not in name[:7]
+        )
+        assert new.execute(schema).fetchall() == wanted, f"store/schema.sql should be:\n{script}"
+        names = "SELECT id, migration_set, name, length(applied_at) > 20 FROM _sqlite_migrations"
+        assert new.execute(names).fetchall() == migrated.execute(names).fetchall()
 
 
 def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
@@ -115,7 +122,8 @@ def test_a_newer_file_is_refused_and_left_alone(
 def test_files_that_are_not_stores_are_refused(path: Path, readonly: bool) -> None:
     other = path.with_name("other.db")
     path.write_text("model: tiny\n" * 100)
-    Table(Database(other), "mine").insert({"a": 1})
+    with closing(sqlite3.connect(other)) as conn, conn:
+        conn.execute("CREATE TABLE mine (a)")
     for file, said in ((path, "not a SQLite file"), (other, "not an agentrl store")):
         before = file.read_bytes()
         with pytest.raises(StoreError, match=said):
@@ -132,7 +140,8 @@ def test_missing_and_empty_files(path: Path) -> None:
         Store.open(path, readonly=True)
     with Store.open(path) as store:
         store.close()  # and again with the end of the block
-    assert Store.open(path, readonly=True).runs.all() == []
+    with Store.open(path, readonly=True) as store:
+        assert store.runs.all() == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

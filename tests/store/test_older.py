@@ -230,8 +230,11 @@ def test_a_copy_without_its_log_is_reported(
         data = bytearray(copy.read_bytes())
         data[4096:] = b"\xa5" * (len(data) - 4096)
         copy.write_bytes(data)
-        with pytest.raises(StoreError, match="damaged") as damaged:
-            Store.open(copy, readonly=True).runs.all()
+        with (
+            pytest.raises(StoreError, match="damaged") as damaged,
+            Store.open(copy, readonly=True) as store,
+        ):
+            store.runs.all()
         assert f"Copy {log} with it" in damaged.value.hint
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -410,7 +411,7 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live:
 
 
 async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) -> None:
-    with sqlite3.connect(live) as conn:
+    with closing(sqlite3.connect(live)) as conn, conn:
         conn.execute(
             "UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2"
         )

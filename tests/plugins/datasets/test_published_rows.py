@@ -1,6 +1,7 @@
 """HumanEval's, MBPP's, BFCL's and Spider's rows with the graders that ship."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ async def test_spiders_rows_on_a_database_in_place(
     database = tmp_path / "database" / "shop" / "shop.sqlite"
     database.parent.mkdir(parents=True)
     goods = "CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5"
-    with sqlite3.connect(database) as db:
+    with closing(sqlite3.connect(database)) as db, db:
         db.execute(goods)
     row = {"db_id": "shop", "question": "Which goods?", "query": "SELECT name FROM goods"}
     rewards = {"rows": {"primary": True, "function": "agentrl_cli.rewards.rules:same_rows"}}

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -411,7 +412,7 @@ def test_the_published_spider_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.mkdir(parents=True)
         schema = "CREATE TABLE singer (name TEXT, age INTEGER);"
         (folder / "schema.sql").write_text(schema)
-        with sqlite3.connect(folder / "singers.sqlite") as db:
+        with closing(sqlite3.connect(folder / "singers.sqlite")) as db, db:
             db.executescript(f"{schema} INSERT INTO singer VALUES ('Ann', 30), ('Bo', 41);")
     monkeypatch.setenv("VERL_SPIDER_DATA_DIR", str(tmp_path / "data"))
     rows = [

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def test_trackio_files(folder: Path, tmp_path: Path) -> None:
     drive(logger, run_in(folder))
     assert logger.failed == ""
     (path,) = (tmp_path / "trackio").rglob("agentrl*.db")
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
         ((messages, about),) = db.execute("SELECT messages, metadata FROM traces").fetchall()
     assert json.loads(about)["episode"] == "e1" and json.loads(about)["reward"] == 1.0

@@ -9,7 +9,7 @@ import re
 import signal
 import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,7 +166,7 @@ def limit(seconds: int) -> Any:
 
 async def test_grpo_agents_tool_uses_signals_and_its_lists_stay_lists(tmp_path: Path) -> None:
     database = tmp_path / "biogrid.db"
-    with sqlite3.connect(database) as made:
+    with closing(sqlite3.connect(database)) as made, made:
         made.execute("CREATE TABLE interactions AS SELECT 'JNKK' AS gene, 9606 AS taxon")
 
     def query_biogrid(sql_command: str) -> list[tuple[Any, ...]]:
@@ -175,7 +175,7 @@ async def test_grpo_agents_tool_uses_signals_and_its_lists_stay_lists(tmp_path: 
         Args:
             sql_command: The SQL command to execute.
         """
-        with limit(5), sqlite3.connect(f"file:{database}?mode=ro", uri=True) as found:
+        with limit(5), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as found:
             return found.execute(sql_command).fetchall()
 
     row = {"prompt": [{"role": "user", "content": "Does the gene JNKK interact?"}], "answer": "yes"}
