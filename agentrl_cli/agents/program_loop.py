@@ -195,7 +195,7 @@ def _rows(worker: Any, limit: int) -> list[dict[str, Any]]:
         return list(worker.rows(limit))
     rows, seen = [], []
     for sample in range(min(limit, getattr(worker, "size", SIZE))):
-        with _opened(worker, sample) as world:
+        with _open_world(worker, sample) as world:
             if world.prompt not in seen:
                 rows.append({"id": f"{sample}", "prompt": world.prompt, "sample": sample})
                 rows[-1] |= {"players": len(world.players)} if hasattr(world, "players") else {}
@@ -204,7 +204,7 @@ def _rows(worker: Any, limit: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _opened(worker: Any, sample: Any) -> Iterator[Any]:
+def _open_world(worker: Any, sample: Any) -> Iterator[Any]:
     world = worker.open(sample)
     try:
         yield world
@@ -216,7 +216,7 @@ def _opened(worker: Any, sample: Any) -> Iterator[Any]:
 def play(worker: Any, request: Mapping[str, Any]) -> float | dict[str, float]:
     """Play an episode until the world is over or the server refuses another call; return its reward or the players'."""
     worker.model = request
-    with _opened(worker, request["sample"]) as world:
+    with _open_world(worker, request["sample"]) as world:
         if not hasattr(world, "players"):
             converse(worker, request, world)
             return float(world.reward())

@@ -54,7 +54,7 @@ SAID = "This is the scripted model: it repeats the replies it was given and know
 
 @dataclass
 class Opened:
-    """A session, its first event, and what it continues."""
+    """A session, its first event, and the conversation that it continues."""
 
     session: Session
     ready: dict[str, Any]

@@ -169,7 +169,7 @@ def results_of(step: Step) -> tuple[ToolResult, ...]:
 
 
 def _again(turn: Turn, step: Step, answers: Turn | None, calls: int) -> list[Rerun]:
-    """Return the reruns of a turn's calls, or of what it wrote to the simulated user; `calls`: those before it."""
+    """Return the reruns of a turn's calls, or of its text to the simulated user; `calls`: those before it."""
     before: Sequence[ToolResult] = ()
     if answers is not None and answers.role == ("tool" if turn.calls else "user"):
         texts = [str(message.get("content") or "") for message in answers.messages]

@@ -1,4 +1,4 @@
-"""`agentrl doctor`: checks this machine, audits a chat template, or tests what a model can do with tools."""
+"""`agentrl doctor`: checks this machine, audits a chat template, or tests a model with tools."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def call(
     *,
     where: SettingsOptions,
 ) -> None:
-    """Call a tool as an episode would, and print what the model would see. Exits with 1 if it returns an error.
+    """Call a tool as an episode would, and print the text for the model. Exits with 1 if it returns an error.
 
     JSON: {"text": "42", "error": null, "seconds": 0.01, "level": "ns", …}
     """

@@ -200,7 +200,7 @@ class DecodeView(View):
     def _shared_read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [entries · heads, dim, BLOCK] and values [entries · heads, BLOCK, dim] of shared blocks.
 
-        A full block does not change: what the step before read is used again if it was of the same blocks.
+        A full block does not change: the copy that the step before read is used again if it was of the same blocks.
         """
         found = self._tables.read.get(self._layer)
         if found is None:

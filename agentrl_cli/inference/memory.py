@@ -58,7 +58,7 @@ def copies_fit(size: float, device: str, free: float) -> bool:
     return size <= min(COPIES.get(device, 0), COPIES_SHARE * free)
 
 
-def copied(weights: Sequence[Tensor]) -> bool:
+def copies_weights(weights: Sequence[Tensor]) -> bool:
     """Whether sampling copies these weights, all together."""
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     device = weights[0].device if weights else torch.device("cpu")

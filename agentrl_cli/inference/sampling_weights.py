@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.memory import copied
+from agentrl_cli.inference.memory import copies_weights
 from agentrl_cli.inference.products import WAYS, Product, fastest_way
 from agentrl_cli.models.adapter import lora_parts
 
@@ -68,7 +68,7 @@ class SamplingWeights:
             and not (self._plain and not any(names for _, names in parts))
         }
         weights = [layer.weight for parts in wanted.values() for layer, _ in parts]
-        if not copied(weights):
+        if not copies_weights(weights):
             wanted = {}
         for group in self._groups:
             self._products.pop(group, None)  # before its successor is made

@@ -133,7 +133,9 @@ class AdvantageInput:
             parts=parts,
             part_weights=weights,
             player_rewards=tuple(player_rewards(e) for e in episodes),
-            turn_players=tuple(tuple(_player(e, t.player) for t in _asked(e)) for e in episodes),
+            turn_players=tuple(
+                tuple(_player(e, t.player) for t in _model_turns(e)) for e in episodes
+            ),
         )
         return replace(given, **fields)
 
@@ -141,7 +143,7 @@ class AdvantageInput:
 def turn_lengths(episode: Episode) -> Ints:
     """[K] trained tokens per assistant turn."""
     mask = episode.tokens.trained_mask
-    return np.array([int(mask[t.start : t.end].sum()) for t in _asked(episode)], np.int64)
+    return np.array([int(mask[t.start : t.end].sum()) for t in _model_turns(episode)], np.int64)
 
 
 def player_rewards(episode: Episode) -> dict[str, float]:
@@ -149,7 +151,9 @@ def player_rewards(episode: Episode) -> dict[str, float]:
     whole = episode.graded_reward
     primary = next((part for part in episode.reward_parts if part.primary), None)
     if not episode.players or primary is None:
-        own = (t.player for t, n in zip(_asked(episode), turn_lengths(episode), strict=True) if n)
+        own = (
+            t.player for t, n in zip(_model_turns(episode), turn_lengths(episode), strict=True) if n
+        )
         return {_player(episode, player): whole for player in own}
     return {
         _player(episode, player): whole + (value - primary.value) * primary.weight
@@ -157,7 +161,7 @@ def player_rewards(episode: Episode) -> dict[str, float]:
     }
 
 
-def _asked(episode: Episode) -> list[Turn]:
+def _model_turns(episode: Episode) -> list[Turn]:
     return [turn for turn in episode.turns if turn.role == "assistant"]
 
 

@@ -169,7 +169,7 @@ def _text_trial(base: Any) -> tuple[list[list[Segment]], Tensor]:
         found.append(Segment(ids.astype(np.int32), np.arange(len(ids)) >= max(shared, 1)))
         given = torch.from_numpy(ids).to(weight.device)
         logits = base(input_ids=given[None], use_cache=False).logits[0, :-1]
-        wanted.append(_picked(logits, given)[max(shared, 1) - 1 :])
+        wanted.append(_pick_logprobs(logits, given)[max(shared, 1) - 1 :])
     return [found[:2], found[2:]], torch.cat(wanted)
 
 
@@ -180,11 +180,11 @@ def _image_trial(base: Any, reader: Reader) -> tuple[list[list[Segment]], Tensor
     for ids, images in trial(reader, len(weight), weight.device):
         trained = np.arange(len(ids)) >= len(ids) - 4
         found.append(Segment(ids.cpu().numpy().astype(np.int32), trained, images))
-        wanted.append(_picked(plain_logits(base, reader, ids, images)[:-1], ids)[-4:])
+        wanted.append(_pick_logprobs(plain_logits(base, reader, ids, images)[:-1], ids)[-4:])
     return [found], torch.cat(wanted)
 
 
-def _picked(logits: Tensor, ids: Tensor) -> Tensor:
+def _pick_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """[n - 1] log-probabilities of the tokens behind the first."""
     return logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
 

@@ -333,7 +333,7 @@ def sequence_mean(values: Tensor, segment: Tensor) -> Tensor:
 
 
 def token_mean(x: LossInput, t: Totals) -> Tensor:
-    """Return every token of the batch counts the same (DAPO, https://arxiv.org/abs/2503.14476)."""
+    """Weigh every token of the batch alike (DAPO, https://arxiv.org/abs/2503.14476)."""
     return torch.full_like(x.old, 1 / max(t.tokens, 1))
 
 

@@ -133,8 +133,8 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
 class OffloadedAdamW:
     """AdamW whose state, and a float32 copy of the weights, lie in the CPU's memory; the step is made there.
 
-    With float32 weights its numbers are AdamW's; with 16-bit weights the copy keeps what a small step would lose. The
-    GPU holds weights and gradients alone.
+    With float32 weights its numbers are AdamW's; with 16-bit weights the copy keeps the part that small steps lose.
+    The GPU holds weights and gradients alone.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], **settings: Any) -> None:

@@ -41,7 +41,7 @@ def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
         block.own > block.start and len(block.segments) > 1 for block in packed.blocks
     )
     if share and carries(base):
-        return torch.cat([continued(decoder, ids, block) for block in packed.blocks])
+        return torch.cat([continue_block(decoder, ids, block) for block in packed.blocks])
     return _spread(ids, packed, lambda rows, length, _: _states(decoder, rows, length))
 
 
@@ -140,7 +140,7 @@ def _stack(rows: list[Tensor], length: int) -> Tensor:
     return torch.stack([nn.functional.pad(row, (0, length - len(row))) for row in rows])
 
 
-def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
+def continue_block(decoder: Any, ids: Tensor, block: Block) -> Tensor:
     """States of a block in its order: the prefix once, then the continuations from its cache."""
     prefix = block.own - block.start
     rows = [ids[begin:end] for begin, end in block.segments]
@@ -213,7 +213,7 @@ def _carries(base: Any) -> bool:
         for begin, end in block.segments
     ]
     wanted = torch.cat([whole[0][:40], *(states[40:] for states in whole)])
-    found = continued(decoder, ids, block)
+    found = continue_block(decoder, ids, block)
     scale = torch.randn(wanted.shape, generator=generator).to(wanted)
     pairs = [(found, wanted)]
     if trained:

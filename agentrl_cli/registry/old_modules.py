@@ -65,7 +65,7 @@ def keep_old_names(module: str) -> None:
     below = module.removeprefix(PACKAGE)
 
     def __getattr__(name: str) -> Any:
-        new = _moved(OBJECTS).get(f"{below}:{name}")
+        new = _add_moved(OBJECTS).get(f"{below}:{name}")
         if new is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, _, attribute = new.partition(":")
@@ -84,7 +84,7 @@ class OldModules(MetaPathFinder, Loader):
         """Return an old module's spec, or the spec of a package that had old modules; None if absent."""
         if not name.startswith(PACKAGE) or name.startswith(f"{PACKAGE}plugins"):
             return None
-        below, table = name.removeprefix(PACKAGE), _moved(MODULES)
+        below, table = name.removeprefix(PACKAGE), _add_moved(MODULES)
         old = next((one for one in table if f"{below}.".startswith(f"{one}.")), None)
         if old is None:
             holds_old = any(one.startswith(f"{below}.") for one in table)
@@ -109,7 +109,7 @@ def _warn(old: str, new: str) -> None:
     warn(old, new)
 
 
-def _moved(table: dict[str, str]) -> dict[str, str]:
+def _add_moved(table: dict[str, str]) -> dict[str, str]:
     """Return a table with the entries of plugins that are of its kind."""
     has_objects = table is OBJECTS
     return table | {old: new for old, new in offers("moved").items() if (":" in old) == has_objects}

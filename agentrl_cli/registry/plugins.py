@@ -57,7 +57,7 @@ imports nothing of agentrl, which is being imported. The kinds:
                 (session, `ToolCall`, `ToolResult`, begin), or None
     watchers    name to a function (config) that returns a hook of every run, or None
     readers     name to a function (path, store) that adds the episodes of a file to a store, all or none, and returns
-                their ids and sentences on what was left out; None for a file that is not of its kind
+                their ids and sentences on the parts that were left out; None for a file that is not of its kind
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …

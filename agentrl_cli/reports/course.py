@@ -43,7 +43,7 @@ def hacking(e: Evidence) -> Hit | None:
         )
         if after > before:
             words = {"what": "solved", "then": fall.best, "now": fall.now}
-            return _hacked(e, before, after, words, fall.start, fall.end, fall.width)
+            return _name_part(e, before, after, words, fall.start, fall.end, fall.width)
         return None
     steps = {int(row["step"]): n for n, row in enumerate(e.steps)}
     places = [steps.get(max(1, row.step or 0), 0) for row in e.evals[-3:]]
@@ -54,10 +54,10 @@ def hacking(e: Evidence) -> Hit | None:
     if after - before <= RISE or e.rates[-1] - e.rates[-3] >= FLAT:
         return None
     words = {"what": "solved in three evaluations", "then": e.rates[-3], "now": e.rates[-1]}
-    return _hacked(e, before, after, words, *spans[0], spans[1][1] - spans[1][0])
+    return _name_part(e, before, after, words, *spans[0], spans[1][1] - spans[1][0])
 
 
-def _hacked(
+def _name_part(
     e: Evidence,
     before: float,
     after: float,

@@ -199,7 +199,7 @@ class Evidence:
         ]
 
     def expected(self, episode: Episode) -> str:
-        """Return the row's right answer as text, "" if no field holds one."""
+        """Return the right answer of the row as text; empty if no field holds one."""
         task = self.tasks.get(episode.task_id)
         return answer_in(task) if task is not None else ""
 

@@ -19,7 +19,7 @@ from agentrl_cli.types import Episode
 
 
 def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 if the first answer calls what the row's `ground_truth` wants, and nothing else; [] wants no call."""
+    """1 if the first answer makes the calls of the row's `ground_truth`, and nothing else; [] wants no call."""
     wanted = ctx.task.data.get("ground_truth")
     if not isinstance(wanted, list):
         raise EnvError(f"The row {ctx.task.id} has no list `ground_truth` of calls.")

@@ -27,13 +27,15 @@ async def passes(episode: Any, ctx: Any) -> Any:
     made = await session.bash(f"rm -rf {HIDDEN}; mkdir -p {HIDDEN}/logs/verifier; pwd")
     root = made.stdout.strip()
     for path, text in row["tests"].items():
-        await session.write(f"{HIDDEN}/tests/{path}", placed(text, root, row.get("root", "")))
+        await session.write(
+            f"{HIDDEN}/tests/{path}", place_folders(text, root, row.get("root", ""))
+        )
     ctx.fakeable = True  # the tests run beside what the model wrote
     result = await session.bash(f"bash {HIDDEN}/tests/test.sh", wall=row.get("timeout"))
     if result.infrastructure:
         raise SandboxFault(f"The sandbox failed: {result.status}.")
     last = (result.text().strip().splitlines() or [""])[-1][:200]
-    written = await _written(session)
+    written = await _read_reward(session)
     if written is None and result.status in (Status.OK, Status.EXIT):
         raise EnvError(
             f"tests/test.sh wrote no number to /logs/verifier/reward.txt or reward.json. Its last line: {last}",
@@ -42,13 +44,13 @@ async def passes(episode: Any, ctx: Any) -> Any:
     return ctx.part(written or 0.0, last)
 
 
-def placed(text: str, root: str, old: str = "") -> str:
+def place_folders(text: str, root: str, old: str = "") -> str:
     """Return a script with the folders /tests and /logs, and `old`, in the folder `root`."""
     text = re.sub(r"(?<![\w./])/(logs|tests)\b", rf"{root}/{HIDDEN}/\1", text)
     return re.sub(rf"(?<![\w./]){re.escape(old)}\b", root, text) if old.strip("/") else text
 
 
-async def _written(session: Any) -> float | None:
+async def _read_reward(session: Any) -> float | None:
     for name in ("reward.txt", "reward.json"):
         try:
             text = (await session.read(f"{HIDDEN}/logs/verifier/{name}")).decode()
@@ -64,7 +66,7 @@ def solve(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a row's own solution: its script, as one command of the tool `bash`. Empty without one."""
     if "solution" not in row:
         return []
-    command = placed(row["solution"], ".", row.get("root", ""))
+    command = place_folders(row["solution"], ".", row.get("root", ""))
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": command}}}
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},

@@ -2,7 +2,7 @@
 
     PENDING → GENERATING → PROCESSING_TOOLS or INTERACTING → GENERATING → … → TERMINATED
 
-Sampled ids are appended as they are and never encoded again; what the environment answers is appended as the chat
+Sampled ids are appended as they are and never encoded again; the environment's answers are appended as the chat
 template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation;
 an infrastructure error (sandbox, grader, hook) ends the episode as an error that is never scored.
 """

@@ -1,4 +1,4 @@
-"""Where an attempt writes what it does, turn by turn: a store, or a connection to the process that has the store."""
+"""Where an attempt writes its turns, one by one: a store, or a connection to the process that has the store."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def choose(
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
-    rows = _sampled(rows, narrate)
+    rows = _select_sampled(rows, narrate)
     _require_tokenizer(rows, tokenizer)
     ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
@@ -72,7 +72,7 @@ def choose(
     return [found[row.id] for row in rows if row.id in found]
 
 
-def _sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list[EpisodeRow]:
+def _select_sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list[EpisodeRow]:
     """Return the graded rows with sampled tokens, and say how many have none."""
     graded = [row for row in rows if row.outcome is not None and not row.outcome.is_error]
     found = [row for row in graded if row.n_model_tokens]

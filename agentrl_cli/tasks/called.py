@@ -27,7 +27,7 @@ LONGEST = 200
 
 
 def called_rows(asks: Sequence[Ask], seed: int) -> Iterator[Row]:
-    """Endless rows without ids, `answer` being what the tool returns; deterministic in the seed.
+    """Endless rows without ids, `answer` being the tool's result; deterministic in the seed.
 
     A question whose call fails, or returns nothing or a long text, is dropped.
     Raises DataError with the last reason after FAILURES of them in a row.

@@ -117,7 +117,7 @@ class Pack:
         system: str = "",
         sandbox: bool = False,
     ) -> Pack:
-        """Return a pack made in a script: rows with `prompt` (and what the rewards need), tools as functions or names.
+        """Return a pack made in a script: rows with `prompt` (and fields for the rewards), tools as functions or names.
 
         The same rows serve training and evaluation. A single reward is primary.
         Raises ConfigError unless exactly one reward is primary.

@@ -50,7 +50,7 @@ def choose(
     """Return the checkpoint from which most was solved in its next steps; the best by evaluation unless one is clearly
     better.
 
-    `changes`: steps after which a run went back: later ones do not show what an earlier checkpoint is worth.
+    `changes`: steps after which a run went back: later ones do not show the worth of an earlier checkpoint.
     """
     solved = {int(row["step"]): float(row["solved"]) for row in steps if "solved" in row}
 

@@ -83,7 +83,7 @@ class Trainer:
     """The best evaluation so far."""
 
     async def train(self) -> RunRow:
-        """Return the whole run, from its current step to its last; the store has how it ended.
+        """Train from the current step to the last and return the run, as it is stored.
 
         Raises UsageError if another process holds the run, RunFailed if one took it over.
         """

@@ -22,7 +22,7 @@ from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import draw, steer
 from agentrl_cli.learning.forward import compute
 from agentrl_cli.learning.packing import Segment, pack
-from agentrl_cli.learning.padded_forward import continued, decoder_of
+from agentrl_cli.learning.padded_forward import continue_block, decoder_of
 from agentrl_cli.policies.device_check import try_device
 from agentrl_cli.store import Store
 from agentrl_cli.types import Sampling
@@ -191,7 +191,7 @@ def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.Mon
         if way == "padded":
             block = next(block for block in packed.blocks if len(block.segments) == 2)
             given = torch.from_numpy(packed.input_ids).to("meta")
-            states = states + continued(decoder_of(model), given, block).sum()
+            states = states + continue_block(decoder_of(model), given, block).sum()
         torch.autograd.backward(states)
         optimizer.step()
     assert out.logp.shape == (19 + 29,) and out.logp.device.type == "meta"

@@ -238,8 +238,10 @@ def read_answer(
     content = content.strip() if calls else content
     closes = request.prompt is None
     closing = chat.close_turn(generation.stop_reason, ids[len(how.forced) :]) if closes else []
-    sampled = Tokens.from_generation(generation) if exact else _forced(generation.ids.tolist())
-    said = Tokens.concat([_forced(how.forced), sampled, _forced(closing)])
+    sampled = (
+        Tokens.from_generation(generation) if exact else _force_tokens(generation.ids.tolist())
+    )
+    said = Tokens.concat([_force_tokens(how.forced), sampled, _force_tokens(closing)])
     turn = Turn(
         0,
         "assistant",
@@ -262,7 +264,7 @@ def read_answer(
     return Answer(piece, choice, mistake, foreign)
 
 
-def _forced(ids: Sequence[int]) -> Tokens:
+def _force_tokens(ids: Sequence[int]) -> Tokens:
     return Tokens.from_ids(list(ids), [int(Origin.FORCED)] * len(ids))
 
 

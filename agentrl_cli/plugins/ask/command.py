@@ -116,7 +116,7 @@ async def _answer(
     name: str = "",
     clean: Callable[[str], str] | None = None,
 ) -> str:
-    """Return what a command prints, masked, from a character on. Raises ToolError with what it says it lacks."""
+    """Return the output of a command, masked, from a character on. Raises ToolError with its message."""
     import asyncio
 
     from mcp.server.mcpserver.exceptions import ToolError

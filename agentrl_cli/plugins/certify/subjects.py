@@ -56,7 +56,7 @@ class LlamaPolicy:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """Return one turn; its log-probabilities are NaN. Raises PolicyError for images, and for what is not served."""
+        """Return one turn; its log-probabilities are NaN. Raises PolicyError for images and unserved models."""
         if images:
             raise PolicyError("llama.cpp is given token ids alone here, without images.")
         if given := [name for name in NOT_SERVED if getattr(sampling, name)]:
@@ -133,7 +133,7 @@ class Gguf(Here):
     async def score(self, ids: Sequence[int], places: Sequence[int]) -> Float32:
         self.llama.reset()
         self.llama.eval(list(ids))
-        return _picked(self.llama.scores[np.array(places) - 1], ids, places)
+        return _pick_logprobs(self.llama.scores[np.array(places) - 1], ids, places)
 
 
 class Address(Here):
@@ -193,7 +193,7 @@ def _likeliest(answer: dict[str, Any]) -> dict[Any, float]:
         return {}
 
 
-def _picked(logits: Any, ids: Sequence[int], places: Sequence[int]) -> Float32:
+def _pick_logprobs(logits: Any, ids: Sequence[int], places: Sequence[int]) -> Float32:
     import torch
 
     given = torch.as_tensor(logits).float().log_softmax(-1).cpu()
@@ -209,7 +209,7 @@ def log_probabilities(model: Any, ids: Sequence[int], places: Sequence[int]) -> 
     given = torch.tensor([ids], device=next(model.parameters()).device)
     with torch.no_grad():
         logits = model(input_ids=given, use_cache=False).logits[0]
-    return _picked(logits[[place - 1 for place in places]], ids, places)
+    return _pick_logprobs(logits[[place - 1 for place in places]], ids, places)
 
 
 def subject_of(loaded: Loaded) -> Here:

@@ -135,7 +135,7 @@ class World:
         self._ask = f"Call act with action: {', '.join(self._names) or self._space}."
         self.prompt = [
             {"role": "system", "content": goal},
-            {"role": "user", "content": f"{self._shown(seen)}\n{self._ask}"},
+            {"role": "user", "content": f"{self._describe(seen)}\n{self._ask}"},
         ]
 
     def _action_schema(self, name: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class World:
         self._success = float(ended and reward > 0)
         over = bool(ended or cut)
         after = "The game is over." if over else self._ask
-        return f"{self._shown(seen)}\nReward {float(reward):g}. {after}", over
+        return f"{self._describe(seen)}\nReward {float(reward):g}. {after}", over
 
     def reward(self) -> float:
         """Return the reward so far."""
@@ -195,7 +195,7 @@ class World:
             raise ValueError("outside of the space")
         return action
 
-    def _shown(self, seen: Any) -> str:
+    def _describe(self, seen: Any) -> str:
         if getattr(self._env, "render_mode", None) == "ansi":
             return _plain(self._env.render())
         if isinstance(seen, Mapping) and {"image", "direction", "mission"} <= set(seen):

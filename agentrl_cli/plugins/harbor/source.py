@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl_cli.errors import DataError, NotFound
-from agentrl_cli.rewards.script import placed
+from agentrl_cli.rewards.script import place_folders
 
 TASK = '''\
 """Tasks in Harbor's form: their own tests/test.sh is the reward, their own solution/solve.sh the solution."""
@@ -79,7 +79,7 @@ def row_of(folder: Path) -> dict[str, Any]:
     lines = [(word.upper(), rest) for word, _, rest in split]
     workdirs = [rest.strip() for word, rest in lines if word == "WORKDIR"]
     root = str(wants.get("workdir") or (workdirs or ["/app"])[0])
-    tests = dict(_copied(folder, "tests", PurePosixPath()))
+    tests = dict(_copy(folder, "tests", PurePosixPath()))
     if "test.sh" not in tests:
         raise DataError(f"{folder} has no tests/test.sh.")
     timeout = float(spec.get("verifier", {}).get("timeout_sec", 600))
@@ -90,7 +90,7 @@ def row_of(folder: Path) -> dict[str, Any]:
     return {
         "id": folder.name,
         "family": str(spec.get("metadata", {}).get("category", "")),
-        "prompt": placed(_text(folder, "instruction.md"), ".", root).strip(),
+        "prompt": place_folders(_text(folder, "instruction.md"), ".", root).strip(),
         "setup": _setup(folder, lines, root),
         "tests": {path: text for path, (text, _) in tests.items()},
         "root": root,
@@ -119,9 +119,9 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
             inside = target.relative_to(root)
             many = last.endswith("/") or not inside.parts or len(sources) > 1
             for source in sources:
-                files |= _copied(folder, f"environment/{source.lstrip('/')}", inside, many=many)
+                files |= _copy(folder, f"environment/{source.lstrip('/')}", inside, many=many)
         elif word == "RUN":
-            command = placed(rest.strip(), ".", root)
+            command = place_folders(rest.strip(), ".", root)
             parts = re.split("&&|;", command)
             if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
                 raise DataError(whole)
@@ -136,7 +136,7 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
     )
 
 
-def _copied(
+def _copy(
     folder: Path, source: str, target: PurePosixPath, *, many: bool = True
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield the files that COPY makes of a file, a pattern or a folder without its Dockerfile, with their modes."""

@@ -1,4 +1,4 @@
-"""The option `--openenv` of `agentrl tools serve`, and what it does. A page of help reads it."""
+"""The option `--openenv` of `agentrl tools serve`, which a page of help reads."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Player:
         return self._first
 
     def say(self, text: str) -> tuple[str, bool]:
-        """Make a move; return what the player reads at its next turn, or at the end."""
+        """Make a move; return the text for the player at its next turn, or at the end."""
         self.game.play(text)
         return self.game.wait(self.number)
 

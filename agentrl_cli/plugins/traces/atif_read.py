@@ -55,7 +55,7 @@ def read(value: Mapping[str, Any], where: str, note: Note, follow: Follow) -> Tr
     extra = mapping(value.get("extra"))
     if isinstance(extra.get(OWN), dict):
         try:
-            return _own(value, extra[OWN])
+            return _read_own(value, extra[OWN])
         except ERRORS as error:
             note(f"{where}.extra.{OWN} cannot be used ({say(error)}): read from its steps.")
     found = Trace(value, [*_paths(value, where, note, follow)])
@@ -221,7 +221,7 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(hints[name]) for name in hints if name != "tokens"}
 
 
-def _own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
+def _read_own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
     """Return the episode that this package wrote: exactly, or with texts as tokens if masked. Raises ValueError."""
     steps = [step for branch in _branches(value) for step in branch["steps"]]
     records = [one for step in steps for one in step.get("extra", {}).get(OWN, ())]

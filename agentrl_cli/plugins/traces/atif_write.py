@@ -46,7 +46,7 @@ def trajectory(
     """Return an episode as a trajectory."""
     row = episode_object(episode, signals)
     row = mask_secrets(row) if masked else row
-    known = {branch: _known(row, branch) for branch in episode.branches}
+    known = {branch: _trajectory_facts(row, branch) for branch in episode.branches}
     main = episode.main.turns
     if episode.kind == KIND:  # the file's own trajectory, not one that continues it
         main = min(known, key=lambda branch: known[branch][0]["depth"], default=main)
@@ -69,7 +69,7 @@ def trajectory(
     return found
 
 
-def _known(row: Mapping[str, Any], branch: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+def _trajectory_facts(row: Mapping[str, Any], branch: Sequence[int]) -> Sequence[Mapping[str, Any]]:
     """Return what the trajectories that end on a branch say of themselves, in order."""
     said = [message for index in branch for message in row["turns"][index]["messages"]]
     found = (mapping(mapping(one.get(ABOUT)).get(WHOLE)) for one in said)

@@ -45,7 +45,7 @@ class Inbox:
     """Traces on their way into a store, all in one run."""
 
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
-        """Take sentences on what is left out with `note`."""
+        """Take sentences on the parts that are left out with `note`."""
         self._store, self._note = store, note
         self._waiting: dict[str, list[Span]] = {}
         self._written: dict[str, None] = {}

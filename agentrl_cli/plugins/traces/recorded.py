@@ -63,7 +63,7 @@ def add(draft: Any, name: str) -> None:
     """Add the requests of a file's traces to a new pack. Raises UsageError where nothing says what is right."""
     file, _, query = name.partition("?")
     least, unscored = _options(query)
-    episodes = _graded(file, unscored, draft.notes.append)
+    episodes = _read_graded(file, unscored, draft.notes.append)
     scores = [score for _, score in episodes if score is not None]
     best, answers, schemas = max(scores, default=1.0), list[Any](), dict[str, Any]()
     if least is None:
@@ -107,7 +107,7 @@ def add(draft: Any, name: str) -> None:
     draft.files["recorded.json"] = json.dumps(record, ensure_ascii=False, indent=1).encode()
 
 
-def _graded(file: str, unscored: str, note: Note) -> list[tuple[Trace, float | None]]:
+def _read_graded(file: str, unscored: str, note: Note) -> list[tuple[Trace, float | None]]:
     """Return the traces of a file with their scores. Raises UsageError if some have none."""
     if not Path(file).expanduser().is_file():
         raise UsageError(f"No such file: {file}.", hint="agentrl init NAME --from traces:FILE")

@@ -262,7 +262,7 @@ def _path(span: Span, tools: _Tools) -> Iterator[Said]:
         call = next((one for one in calls if one["id"] == id), calls[0] if calls else None)
         calls = [one for one in calls if one is not call]
         name = call["function"]["name"] if call else ""
-        yield _timed(message, tools.find(id, name, place, span.start, message["content"]))
+        yield _add_times(message, tools.find(id, name, place, span.start, message["content"]))
     for message in span.answered[:1]:
         yield Said(message, span.start, max(0.0, span.end - span.start), model=span.model)
 
@@ -273,10 +273,10 @@ def _last(path: list[Said], tools: _Tools) -> Iterator[Said]:
         found = tools.find(call["id"], call["function"]["name"], place, math.inf, None)
         if found is not None and (found.result is not None or found.error):
             text = found.error if found.result is None else found.result
-            yield _timed(answer_of({"content": text, "id": call["id"]}), found)
+            yield _add_times(answer_of({"content": text, "id": call["id"]}), found)
 
 
-def _timed(message: Message, span: Span | None) -> Said:
+def _add_times(message: Message, span: Span | None) -> Said:
     if span is None:
         return Said(message)
     return Said(message, span.start, max(0.0, span.end - span.start), span.error or None)

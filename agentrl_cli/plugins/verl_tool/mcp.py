@@ -89,7 +89,7 @@ async def _close(trajectories: Trajectories, opened: dict[str, str], session: st
 
 @contextlib.asynccontextmanager
 async def _close_others(journal: Journal, _: Any) -> AsyncIterator[None]:
-    """Close what a server that was killed has left, and at the end what this one leaves."""
+    """Close what a killed server has left, and at the end what this one leaves."""
     journal.end_all(PREFIX)
     try:
         yield

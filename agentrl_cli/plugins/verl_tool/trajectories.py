@@ -179,7 +179,7 @@ class Trajectories:
             tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
             # A rollout sends the whole task; other clients see the tools as they are.
             if "prompt" in row:
-                tools = _offered(tools, task)
+                tools = _offer(tools, task)
             one = not task.pack and len(self._sessions) == 1  # without a name: the only pack's
             name = next(iter(self._sessions)) if one else task.pack
             wants = {"episode_seed": seed, **self._sessions.get(name, {})}
@@ -233,7 +233,7 @@ class Trajectories:
                 key = json.dumps([entry.name, entry.arguments, own], sort_keys=True)
         answer, started = self._cache.get(key), time.time()
         if answer is not None:
-            answer = {**answer, "state": _sent(live.env.context.state)}
+            answer = {**answer, "state": _plain_fields(live.env.context.state)}
         else:
             try:
                 result = await live.env.call(_tool_call(entry.name, entry.arguments))
@@ -272,7 +272,7 @@ async def _open_tools(env: ToolEnv) -> list[str]:
     return env.context.opening
 
 
-def _offered(tools: Sequence[Tool], task: Task) -> list[Tool]:
+def _offer(tools: Sequence[Tool], task: Task) -> list[Tool]:
     """Return the tools as the task's row shows them. Raises EnvError."""
     try:
         return [one for tool in tools for one in tool.offer(task)]
@@ -292,10 +292,10 @@ def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": dict(result.metrics),
         "value": result.value if _plain(result.value) else None,
     }
-    return {"result": said, "state": _sent(state)}
+    return {"result": said, "state": _plain_fields(state)}
 
 
-def _sent(state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if _plain(value)}
 
 

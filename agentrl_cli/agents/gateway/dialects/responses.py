@@ -176,11 +176,11 @@ def _items(reply: Reply) -> Iterator[dict[str, Any]]:
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """Yield response.created and in_progress; each item added, its parts, done; response.completed."""
-    for number, (kind, data) in enumerate(_numbered(request, reply)):
+    for number, (kind, data) in enumerate(_events(request, reply)):
         yield sse({"type": kind, "sequence_number": number, **data}, kind)
 
 
-def _numbered(request: ModelRequest, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(request: ModelRequest, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
     whole = answer(request, reply)
     yield "response.created", {"response": _head(request, reply)}
     yield "response.in_progress", {"response": _head(request, reply)}
