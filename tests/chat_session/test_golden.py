@@ -124,7 +124,7 @@ CALC = ["--pack", "calc-task"]
 # approval.
 CHATS: dict[str, tuple[list[str], list[str], list[dict[str, Any]], list[dict[str, Any]]]] = {
     "one call": (
-        ["Let me see.\n" + calc("12*4.5"), "54."],
+        ["Let me see.\n" + calc("12*4.5"), "54.", "Let me see.\n" + calc("12*4.5"), "55."],
         CALC,
         [
             say("12*4.5?"),
@@ -132,6 +132,8 @@ CHATS: dict[str, tuple[list[str], list[str], list[dict[str, Any]], list[dict[str
             op("call", name="calc", arguments={}),
             op("reward"),
             op("reward", value=0.5),
+            op("save"),
+            op("retry"),
             op("save"),
         ],
         [],
