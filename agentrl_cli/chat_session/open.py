@@ -215,7 +215,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> AsyncIterator[O
         names = given.pack or (config.task.packs if (base / PROJECT_FILE).is_file() else ())
         named = [load_pack(name, base=base) for name in names[:1]]
         pack = next(iter(apply_texts(named, config.task.prompts, base).values()), NO_PACK)
-        task = _task(given, pack)
+        task = _with_system(_task(given, pack), given.system)
     await reachable(given.model, config)
     policy, chat = open_policy(
         given.model, config, given.db, base=base, script=given.script, past=past
@@ -243,7 +243,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> AsyncIterator[O
         session = Session(rollout.context, pack, job, env, emit, open_env)
         # by name: /task puts another conversation in its place
         stack.push_async_callback(lambda: session.talk.close())  # noqa: PLW0108
-        choices = Choices(_rows(pack))
+        choices = Choices([_with_system(task, given.system) for task in _rows(pack)])
         first = _ready(session, given.model or config.model.name, note)
         first["task"] = task.id if given.task or past is not None else None
         if not (given.task or given.episode):
@@ -280,21 +280,21 @@ def _settings(given: argparse.Namespace) -> tuple[Path, Config]:
 
 
 def _task(given: argparse.Namespace, pack: Pack) -> Task:
-    """Return the given task, or one without data whose prompt is a system message alone; `system` replaces that."""
-    system = pack.system if given.system is None else given.system
-    first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
+    """Return the given task, or one without data whose prompt is the pack's system message alone."""
     if not given.task:
-        return Task(f"{pack.name}/chat", pack.name, "", "chat", first)
+        prompt: tuple[Message, ...] = ({"role": "system", "content": pack.system},)
+        return Task(f"{pack.name}/chat", pack.name, "", "chat", prompt if pack.system else ())
     if pack is NO_PACK:
         raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
-    tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
-    found = next((task for task in tasks if given.task in (task.id, short(task))), None)
-    if found is None:
-        known = [short(task) for task in tasks]
-        raise NotFound.of(f"task in {pack.name}", given.task, known)
-    if given.system is None:
-        return found
-    return replace(found, prompt=(*first, *(m for m in found.prompt if m["role"] != "system")))
+    return Choices([task for split in _splits(pack) for task in pack.tasks(split)]).find(given.task)
+
+
+def _with_system(task: Task, system: str | None) -> Task:
+    """Return a task with this system message in the place of its own; the task as it is for None."""
+    if system is None:
+        return task
+    first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
+    return replace(task, prompt=(*first, *(m for m in task.prompt if m["role"] != "system")))
 
 
 def _rows(pack: Pack) -> list[Task]:

@@ -104,10 +104,10 @@ async def test_a_wrong_model_pack_or_task_is_reported(
 
 async def test_a_system_message_replaces_that_of_a_task_too(script: list[str]) -> None:
     given = ["--pack", "calc-task", "--task", "train-0000", "--system", "Be brief."]
-    _, events = await serve([], *script, *given)
-    turns = [(turn["role"], turn["content"]) for turn in events if turn["ev"] == "turn"]
-    assert turns[0] == ("system", "Be brief.") and turns[1][0] == "user"
-    assert sum(role == "system" for role, _ in turns) == 1
+    _, events = await serve([{"op": "task", "id": "train-0001"}], *script, *given)
+    turns = [turn for turn in events if turn["ev"] == "turn"]
+    told = [(turn["index"], turn["content"]) for turn in turns if turn["role"] == "system"]
+    assert told == [(0, "Be brief.")] * 2 and turns[1]["role"] == "user"
 
 
 async def test_a_chat_shows_the_texts_that_the_settings_name(
