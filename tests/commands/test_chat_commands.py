@@ -97,8 +97,12 @@ async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(
         first = len(chat.turns)
         await chat.say("/edit", "nothing to undo")
         assert chat.screen.line.text == "" and len(chat.turns) == first > 0
-        await chat.say("/as-model I say 7.", "I say 7.")
-        await chat.enter("/edit", lambda: chat.screen.line.text == "/as-model I say 7.")
+        called = CALL.replace("\n", " ").replace("12*4.5", r"12\\n*4.5")
+        for said, shown in (("/as-model I say 7.", "I say 7."), ("/as-model " + called, "two")):
+            await chat.say(said, shown)
+            ran = [one["arguments"] for turn in chat.turns for one in turn["calls"]]
+            assert ran == [{"expression": "12\n*4.5"}] * (shown == "two")
+            await chat.enter("/edit", lambda said=said: chat.screen.line.text == said)
 
 
 async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., Any]) -> None:

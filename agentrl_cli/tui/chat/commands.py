@@ -16,6 +16,7 @@ HELP = """\
 text                  say it as the user (/as-user TEXT too)
 /as-model TEXT        answer in the model's place
 /as-tool TEXT         answer in the tool's place
+                      (\\n is a new line, \\\\ a backslash)
 /call NAME {"a": 1}   call a tool by hand
 /task [ID]            open a task of the pack; without ID: three
 /retry                let the model answer again
@@ -84,8 +85,8 @@ def _as(word: str, op: str) -> Callable[[str], Command]:
 
 
 def unescape(text: str) -> str:
-    """Return the text with `\\n` as a newline."""
-    return text.replace("\\n", "\n")
+    """Return the text with `\\n` as a newline, and two backslashes as one."""
+    return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
 
 
 def _simulate(rest: str) -> Command:

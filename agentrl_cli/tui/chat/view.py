@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of
+from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of, text_of_turn
 from agentrl_cli.tui.common.layers import LAYERS, shade
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, num, pad
@@ -65,10 +65,16 @@ def error_lines(event: dict[str, Any]) -> list[Text]:
     return [Text(f"! {event['message']}", BAD), *(Text(f"  {row}", FAINT) for row in hint)]
 
 
-def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
+def taken_back(turns: Sequence[dict[str, Any]], keep: int, decoder: TokenTexts) -> str:
     """Return the line that repeats the first of the turns from `keep` on: as the user, the model or the tool."""
     first = next((turn for turn in turns if turn["index"] >= keep and turn["role"] in AGAIN), None)
-    return f"{AGAIN[first['role']]}{first['content']}" if first is not None else ""
+    if first is None:
+        return ""
+    # a person's answer is the result of each of several calls
+    text = str(first["results"][0]["text"] if first["results"] else first["content"])
+    if first["role"] == "assistant":  # its calls are in its tokens alone
+        text = text_of_turn(turn_view(first, decoder), 0)
+    return text if first["role"] == "user" else AGAIN[first["role"]] + text.replace("\\", "\\\\")
 
 
 def ready_lines(event: dict[str, Any]) -> list[Text]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.commands import unescape
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num, pad, wrap
 
 MODULE = "agentrl_cli.chat_session.whatif"
@@ -42,9 +43,8 @@ def whatif_arguments(text: str) -> list[str]:
         out += [option, value]
     if "--turn" not in out:
         raise UsageError("From which turn?", hint=EXAMPLE)
-    if mark:  # `\\n` is a newline, two backslashes are one
-        lines = (part.replace("\\n", "\n") for part in edit.split("\\\\"))
-        out.append("--edit=" + "\\".join(lines))
+    if mark:
+        out.append(f"--edit={unescape(edit)}")
     return out
 
 
