@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.chat_session.conversation import Emit
-from agentrl_cli.chat_session.session import Choices, Session, short
+from agentrl_cli.chat_session.session import Choices, Session
 from agentrl_cli.config import Config, SandboxConfig, load_config
 from agentrl_cli.envs.tool_env import Env, as_env_error
 from agentrl_cli.errors import (
