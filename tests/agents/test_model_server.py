@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from agentrl_cli import ByteTokenizer, Config, ScriptedPolicy
+from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.agents.gateway.session import Trace
 from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
 from agentrl_cli.agents.serve.server import ModelServer, open_server
@@ -23,7 +24,7 @@ from agentrl_cli.models.adapter import quiet_peft
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
-from agentrl_cli.types import Episode, Origin, Outcome
+from agentrl_cli.types import Episode, Origin, Outcome, Sampling
 from tests.helpers.cli import Cli
 from tests.helpers.train import Started, start, write_model
 
@@ -187,8 +188,9 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     assert engine._running == 0
 
 
-async def test_an_adapter_that_two_clients_add_at_once_leaves_no_other_behind() -> None:
+async def test_an_adapter_that_changes_meanwhile_leaves_no_other_behind_and_no_turn_on_it() -> None:
     on: set[str] = set()
+    used: list[str | None] = []
 
     async def load(spec: str) -> tuple[str, str]:
         await asyncio.sleep(0)
@@ -198,11 +200,21 @@ async def test_an_adapter_that_two_clients_add_at_once_leaves_no_other_behind() 
     async def unload(name: str) -> None:
         on.remove(name)
 
-    models = ServedModels("m", SharedEngine(ScriptedPolicy([], ByteTokenizer())), load, unload)
+    policy = ScriptedPolicy(["Hi."] * 3, ByteTokenizer())
+    engine = SharedEngine(policy, lambda model: used.append(model.adapter))
+    models = ServedModels("m", engine, load, unload)
     await asyncio.gather(models.add("x", "one"), models.add("x", "two"))
     assert len(on) == 1
-    await models.remove("x")
-    assert not on
+    base, x = ServedModel("m", None, "m", engine), models.policy("x")
+    for change in (lambda: models.add("x", "three"), lambda: models.remove("x")):
+        async with engine.turn(base):
+            waiting = asyncio.gather(
+                x.generate("k", [1], Sampling()), change(), return_exceptions=True
+            )
+            await asyncio.sleep(0)
+        answer = (await waiting)[0]
+    assert used == [None, "three", None] and not on
+    assert isinstance(answer, RequestError) and answer.status == 404
 
 
 async def test_sessions_are_recorded_as_episodes(tmp_path: Path, model: Path) -> None:

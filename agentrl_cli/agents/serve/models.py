@@ -40,6 +40,8 @@ class ServedModel:
     engine: SharedEngine
     untrainable: str = ""
     context_length: int = 0
+    removed: RequestError | None = None
+    """The answer to turns that wait for it although it is served no more."""
 
     def __post_init__(self) -> None:
         policy = self.engine.policy
@@ -99,12 +101,14 @@ class SharedEngine:
 
     @asynccontextmanager
     async def turn(self, model: ServedModel) -> AsyncIterator[None]:
-        """Compute with a model's weights meanwhile."""
+        """Compute with a model's weights meanwhile. Raises RequestError (404) if it was removed before that."""
         self._asked += 1
         ticket = (self._asked, model)
         self._waiting.append(ticket)
         try:
             await self._until(lambda: self._is_next(*ticket))
+            if model.removed is not None:
+                raise model.removed
             if self.activate is not None and model is not self._current:
                 self.activate(model)
                 self._current, self._before = model, self._asked
@@ -201,12 +205,18 @@ class ServedModels:
                 hint="Adapters are served on a model that is loaded in this process.",
             )
         load = self._load
-        adapter, version = await self._engine.exclusive(lambda: load(spec))
-        old, model = self._served.get(name), ServedModel(name, adapter, version, self._engine)
-        self._served[name] = model
-        if old is not None:
-            await self._drop(old)
-        return model
+
+        async def change() -> ServedModel:
+            adapter, version = await load(spec)
+            model = self._served.get(name)
+            if model is None:
+                model = self._served[name] = ServedModel(name, adapter, version, self._engine)
+            else:  # the same one, as turns may wait for it
+                await self._drop(model)
+                model.adapter, model.weights_version = adapter, version
+            return model
+
+        return await self._engine.exclusive(change)
 
     async def remove(self, name: str) -> None:
         """Serve an adapter no more; turns that run end with it. Raises RequestError."""
@@ -217,12 +227,13 @@ class ServedModels:
             )
         if name not in self._served:
             raise unknown_model(name, list(self._served))
-        await self._drop(self._served.pop(name))
+        model = self._served.pop(name)
+        model.removed = unknown_model(name, list(self._served))
+        await self._engine.exclusive(lambda: self._drop(model))
 
     def _is_model(self, name: str) -> bool:
         return self._served.get(name) is self._served[self.default]
 
     async def _drop(self, model: ServedModel) -> None:
         if self._unload is not None and model.adapter is not None:
-            unload, adapter = self._unload, model.adapter
-            await self._engine.exclusive(lambda: unload(adapter))
+            await self._unload(model.adapter)
