@@ -213,7 +213,8 @@ def add(
     """Add traces to a store in one transaction; return their ids and the run, by default a new one named as `path`."""
     ids = dict[str, None]()
     with store.transaction():
-        for one in found:
+        # a what-if comes after its parent, whose id is kept only if that is there
+        for one in sorted(found, key=lambda one: 0 if isinstance(one, Trace) else one[0].started):
             if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
                 note(f"A reward of {one.reward} is not a finite number: its trace is ungraded.")
                 one.reward = None

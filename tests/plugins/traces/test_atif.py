@@ -200,15 +200,19 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     maker = Maker(7)
     (tmp_path / "b").mkdir()
     with Store.open(tmp_path / "a.db") as store:
-        for _ in range(40):
+        ids: list[str] = []
+        for number in range(40):
             episode, signals = maker.episode()
-            store.episodes.add([episode])
+            parent = ids[0] if ids else None
+            store.episodes.add([episode.with_(parent_id=parent, started=number + 1.0)])
+            ids.insert(0, episode.id)
             if signals is not None:
                 store.signals.add(episode.id, signals)
-    cli("export", "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
+    # children before their parents
+    cli("export", *ids, "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
     assert len(cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]) == 40
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
-    assert lines_of(tmp_path / "a.jsonl") == lines_of(tmp_path / "b.jsonl")
+    assert lines_of(tmp_path / "a.jsonl")[::-1] == lines_of(tmp_path / "b.jsonl")
     cli("import", "atif", "a.jsonl", "--db", "b/b.db", said="is there already")
     assert len(cli.json("ls", "--db", "b/b.db", "-n", "99")) == 40
     cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
