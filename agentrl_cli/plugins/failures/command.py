@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -121,14 +122,16 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
     rows = store.episodes.rows(store.episodes.ids(f"kind:{kind} -outcome:none", "time", run))
     with Progress(name, bar=False):  # the scanner may draw one
         flagged, failed = asyncio.run(scan(store, rows, name, scanner))
-    agreement = agree(rows, flagged, label) if label else None
+    lost = dict(failed)
+    seen = [row for row in rows if row.id not in lost]
+    agreement = agree(seen, flagged, label) if label else None
     if json:
         scores = agreement and asdict(agreement)
         counts = {"scanner": name, "scanned": len(rows), "flagged": flagged, "failed": failed}
         return echo_json({**counts, "agreement": scores})
-    echo(
-        f"{name} flags {len(flagged)} of {pluralise(len(rows), 'episode')}: agentrl ls -f tag:scan:{name}"
-    )
+    term = f"tag:scan:{name}" if name.isidentifier() else f'tag:"scan:{name}"'
+    count = f"{name} flags {len(flagged)} of {pluralise(len(rows), 'episode')}"
+    echo(f"{count}: agentrl ls -f {quote(term)}")
     if failed:
         warn(f"It failed on {len(failed)}; the first, {failed[0][0]}: {failed[0][1]}")
     if agreement is not None:
@@ -137,4 +140,6 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
             f" [{agreement.low:.2f}, {agreement.high:.2f}]"
         )
     elif label:
-        warn(f"Fewer than two episodes have the tag {label} or not:{label}: nothing to compare.")
+        warn(
+            f"Fewer than two scanned episodes have the tag {label} or not:{label}: nothing to compare."
+        )

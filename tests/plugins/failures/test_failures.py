@@ -209,15 +209,26 @@ async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> Non
 
 
 def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
-    store_of(cli.folder / "agentrl.db", episodes()).close()
+    with store_of(cli.folder / "agentrl.db", episodes()) as store:
+        for id, tag in (("e4", "quits"), ("e3", "quits"), ("e1", "not:quits")):
+            store.marks.tag(id, tag)
     db = ("--db", "agentrl.db")
     report = cli.json("failures", *db)
     assert report["failed"] == 8 and len(report["modes"]) == 6
     said = cli("failures", *db)
     assert "agentrl replay e9@t0" in said and 'agentrl replay e4 --whatif "turn=1 n=4"' in said
     assert not isnan(report["modes"][0]["share"])
-    (cli.folder / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
+    (cli.folder / "s.py").write_text(
+        "def long(episode):\n    return len(episode.tokens) > 9\n"
+        "def picky(episode):\n    assert episode.id != 'e3'\n    return episode.id == 'e4'\n"
+    )
     assert cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)["agreement"] is None
+    picky = cli.json("failures", "--scan", "s.py:picky", "--label", "quits", *db)
+    assert [id for id, _ in picky["failed"]] == ["e3"]  # it says nothing about that one
+    assert (picky["agreement"]["kappa"], picky["agreement"]["labelled"]) == (1.0, 2)
+    (cli.folder / "my judge.yaml").write_text("{question: '?', url: 'http://h/v1', model: x}")
+    flags = cli("failures", "--scan=my judge.yaml", "--kind=eval", *db)
+    assert "ls -f 'tag:\"scan:my judge\"'" in flags
     cli("failures", "--label", "x", *db, code=2, said="--scan")
     for way in ("--scan=s.py:long", "--json"):
         said = f"--limit does nothing with {way.partition('=')[0]}"
