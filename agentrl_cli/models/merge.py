@@ -110,7 +110,13 @@ def _save(
     source: Path, target: Path, config: ModelConfig, base: Path, dtype: str, stored: str
 ) -> None:
     whole = config.replace(dtype="float32", device="cpu", quantization="none")
-    model: Any = load_model(source, whole, base=base)
+    model = merge_adapter(load_model(source, whole, base=base))
+    wanted = pick_dtype(stored if dtype == "auto" else dtype, next(model.parameters()).device)
+    model.to(wanted).save_pretrained(target)
+
+
+def merge_adapter(model: Any) -> Any:
+    """Return a model with its adapter merged into its weights; one without an adapter as it is."""
     if hasattr(model, "merge_and_unload"):
         # An adapted head gets weights of its own: merged into a tied one, its adapter would change the embedding too.
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -119,8 +125,7 @@ def _save(
             under.weight = nn.Parameter(under.weight.detach().clone())
             model.get_base_model().config.tie_word_embeddings = False
         model = model.merge_and_unload(safe_merge=True)
-    wanted = pick_dtype(stored if dtype == "auto" else dtype, next(model.parameters()).device)
-    model.to(wanted).save_pretrained(target)
+    return model
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -115,7 +115,7 @@ async def _certify(
     """Replay contexts through both, the reference first. Every check is made, whatever the others found."""
     from agentrl_cli.evaluate.run import evaluate_policy, pick_tasks
     from agentrl_cli.models.load import load_model, model_folder
-    from agentrl_cli.models.merge import merge
+    from agentrl_cli.models.merge import merge, merge_adapter
     from agentrl_cli.plugins.certify import replay
     from agentrl_cli.plugins.certify.subjects import Here, subject_of
     from agentrl_cli.runtime import Runtime, open_runtime
@@ -134,9 +134,8 @@ async def _certify(
         reference = Path(place) / run
         with Store.open(context.db) as store:
             merge(full, reference, own.model, base=base, store=store, dtype="float32")
-            under = load_model(
-                model_folder(f"{run}@base", wide, base=base, store=store), wide, base=base
-            )
+            began = model_folder(f"{run}@base", wide, base=base, store=store)
+            under = merge_adapter(load_model(began, wide, base=base))
             row = store.runs.get(run)
         async with open_runtime(own, base=base, db=context.db, spec=str(reference)) as here:
             warn_unsafe(here.sandbox)

@@ -89,6 +89,16 @@ def test_a_planted_fault_is_named_with_a_number_and_an_episode(
         assert said["verdict"] in cli("certify", "last", str(target), *FEW, code=4, said=again)
 
 
+def test_a_run_that_began_from_an_adapter_is_compared_with_it(
+    project: Path, tmp_path: Path, cli: Cli
+) -> None:
+    cli.folder = shutil.copytree(project, tmp_path / "project")
+    cli("train", "--lora", "--steps", "1", "--lr", "0.1", "--model", "bandit-grpo@last")
+    cli("merge", "bandit-grpo@last", "began")
+    said = cli.json("certify", "last", "began", *FEW, code=4)
+    assert said["checks"][2]["fault"] == "adapter missing", said["verdict"]
+
+
 def test_pass_at_1_of_nothing_that_was_graded_is_unknown() -> None:
     lost = Attempt("t", "p", "", "test", 0, "e", Outcome.ENV_ERROR, None, 0, 0, 0)
     one = EvalResult("m", 1, 0, 1.0, True, (lost,))
