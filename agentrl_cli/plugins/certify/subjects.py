@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,11 @@ class Address(Here):
     async def score(self, ids: Sequence[int], places: Sequence[int]) -> Float32:
         found = []
         for place in places:
-            # ids go to the servers that take them (vLLM, llama-server), and a text to others
-            for prompt in (list(ids[:place]), self.chat.decode(ids[:place])):
+            # ids go to the servers that take them (vLLM, llama-server), a text to others; some list 5 at most
+            prompts = (list(ids[:place]), self.chat.decode(ids[:place]))
+            for prompt, most in product(prompts, (20, 5)):
                 answer = await self._ask(
-                    "/completions", prompt=prompt, logprobs=20, cache_prompt=True
+                    "/completions", prompt=prompt, logprobs=most, cache_prompt=True
                 )
                 if top := _likeliest(answer):
                     break

@@ -148,6 +148,8 @@ async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
             return 200, {"choices": [], "usage": {"prompt_tokens": len(ids)}}
         if path != "/v1/completions" or not isinstance(body["prompt"], str):
             return 422, {"error": "a text is wanted"}
+        if body.get("logprobs", 0) > 5:
+            return 400, {"error": "5 at most"}
         ids = chat.tokenizer.encode(body["prompt"])
         logits = here.loaded.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
         top = {chat.decode([int(n)]): float(logits[n]) for n in logits.argsort()[-20:]}
