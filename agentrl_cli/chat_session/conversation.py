@@ -13,9 +13,11 @@ from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat_session.rerun import (
+    BY_PERSON,
     ReplayResult,
     chain_to,
     open_world,
+    place_results,
     rerun_calls,
     results_of,
     resume,
@@ -250,15 +252,15 @@ class Conversation(LoopAttempt):
             return False
         run = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
         step = await step_of(self.env, replace(turn, calls=run)) if run else Step()
-        given = iter(results_of(step))
-        results = tuple(
-            next(given, ToolResult(""))
+        given = [
+            None
             if answer.run
-            else ToolResult(REFUSED, error="refused")
+            else ToolResult(REFUSED, error="refused", metrics={BY_PERSON: 1.0})
             if answer.text is None
-            else ToolResult(answer.text)
+            else ToolResult(answer.text, metrics={BY_PERSON: 1.0})
             for answer in answers
-        )
+        ]
+        results = place_results(given, results_of(step))
         messages = tool_messages(turn.calls, results)
         if not run:
             self.answer(messages, results)

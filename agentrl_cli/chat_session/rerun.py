@@ -39,6 +39,8 @@ LARGEST = 1 << 16
 """Bytes of a file that is read; of a larger one only its size is compared."""
 SHOWN = 20
 """Lines of a difference that are kept."""
+BY_PERSON = "by_person"
+"""The metric of a result that a person gave in a tool's place: its call was not run, and is not run again."""
 
 World = Mapping[str, list[str]]
 """Files and tables by name, as lines."""
@@ -112,7 +114,8 @@ async def rerun_calls(
 ) -> ReplayResult:
     """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
 
-    Of an episode that branches those of all branches, as they were made; see `chain_to` for those of one.
+    Of an episode that branches those of all branches, as they were made; see `chain_to` for those of one. Calls that a
+    person refused or answered in a chat are not run: their results stay as they are.
 
     Tool calls are run; a turn without one is sent to the simulated user or environment. Afterwards the environment is
     in the state that the conversation left. `changes`: with the files and tables that the calls of each turn change.
@@ -125,16 +128,17 @@ async def rerun_calls(
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
-        # A turn that was cut off got no answer, and its calls were not run.
+        answers = next(
+            (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
+        )
+        # A turn that was cut off got no answer, and its calls were not run; nor were those that a chat left open.
         whole = turn.stop_reason in (None, StopReason.STOP, StopReason.STOP_STRING)
+        whole = whole and (answers is not None or not turn.calls or episode.kind != "chat")
         if whole and (turn.calls or env.talks):
             before = await read_world(env) if changes and turn.calls else {}
             text = str(turn.messages[0].get("content") or "") if turn.messages else ""
-            step = await step_of(env, AssistantTurn(text, turn.calls, said))
+            step = await _run_others(env, AssistantTurn(text, turn.calls, said), answers)
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
-            answers = next(
-                (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
-            )
             out += _again(turn, step, answers, calls)
             if changes and turn.calls and out:
                 effects = compare_worlds(before, await read_world(env))
@@ -158,6 +162,27 @@ async def step_of(env: Env, turn: AssistantTurn) -> Step:
         return await run_step(env, turn)
     except Exception as error:
         raise as_env_error(error) from error
+
+
+async def _run_others(env: Env, turn: AssistantTurn, answers: Turn | None) -> Step:
+    """Return the step after a turn, in which results that a person gave are in the place of their calls."""
+    kept = answers.results if answers is not None else ()
+    given = [one if BY_PERSON in one.metrics else None for one in kept]
+    given += [None] * (len(turn.calls) - len(given))
+    run = tuple(call for call, one in zip(turn.calls, given, strict=False) if one is None)
+    if answers is not None and turn.calls and not run:
+        env.heard(turn, answers.messages)
+        return Step(results=kept)
+    step = await step_of(env, replace(turn, calls=run))
+    return replace(step, results=place_results(given, results_of(step))) if run else step
+
+
+def place_results(
+    given: Sequence[ToolResult | None], ran: Sequence[ToolResult]
+) -> tuple[ToolResult, ...]:
+    """Return the results of a turn's calls: those that a person gave, and for each None the next that ran."""
+    left = iter(ran)
+    return tuple(next(left, ToolResult("")) if one is None else one for one in given)
 
 
 def results_of(step: Step) -> tuple[ToolResult, ...]:

@@ -18,7 +18,7 @@ from agentrl_cli.chat_session.conversation import (
     Options,
     tool_messages,
 )
-from agentrl_cli.chat_session.rerun import open_world, results_of, step_of
+from agentrl_cli.chat_session.rerun import BY_PERSON, open_world, results_of, step_of
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, as_env_error
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.rollout.context import RolloutContext
@@ -148,7 +148,7 @@ class Session:
             )
         self._mark()
         calls = self.turns[-1].calls
-        results = tuple(ToolResult(text) for _ in calls)
+        results = tuple(ToolResult(text, metrics={BY_PERSON: 1.0}) for _ in calls)
         self.talk.answer(tool_messages(calls, results), results)
         await self.talk.reply()
 

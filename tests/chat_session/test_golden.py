@@ -590,3 +590,21 @@ async def test_a_chat_continues_a_stored_episode_as_it_did(folder: Path) -> None
     events = await talk(folder / "a.db", given, requests)
     found = {"events": stable(events), "stored": saved(folder / "a.db", events)}
     check("golden_chat.json", "a stored episode", named(found, folder))
+
+
+@pytest.mark.parametrize(
+    ("answers", "ran"),
+    [
+        ([NO, YES], ["refused", None]),
+        ([{**NO, "text": "7", "rest": True}], [None, None]),
+        ([NO, NO], []),
+    ],
+)
+async def test_calls_that_a_person_refused_or_answered_are_not_run_again(
+    folder: Path, answers: list[dict[str, Any]], ran: list[str | None]
+) -> None:
+    replies = scripted(folder, call("boom", text="a") + call("send", text="b"), "done")
+    given = ["--project", str(folder), "--task", "sesame", "--approve", *replies]
+    saved = (await talk(folder / "a.db", given, [op("save")], answers))[-2]
+    found = (await what_if(folder, saved["episode"], "--verify"))["events"][1:-1]
+    assert [(one["same"], one["error_after"]) for one in found] == [(True, error) for error in ran]
