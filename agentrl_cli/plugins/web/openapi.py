@@ -28,6 +28,9 @@ from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
 
 KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
+JSON = ("application/json", "*/*")
+NOT_PARAMETERS = ("accept", "authorization", "content-type")
+"""Headers that are no parameters, even where a description lists them (OpenAPI 3.1, Parameter Object)."""
 DEEPEST = 12
 """References inside each other that are followed; below, any value is accepted."""
 MOST_VALUES = 20_000
@@ -232,6 +235,9 @@ def _operation(
     except OverflowError:
         problem = f"has more than {MOST_VALUES} values once its $refs are followed"
         return Operation(name, said, method, path, {}, problem=problem)
+    except NotImplementedError:
+        problem = "has a body that is not application/json"
+        return Operation(name, said, method, path, {}, problem=problem)
     except (LookupError, TypeError, AttributeError, ValueError):
         problem = "has parameters or a body that are not as OpenAPI 3 writes them"
         return Operation(name, said, method, path, {}, problem=problem)
@@ -243,7 +249,7 @@ def _parameters(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the JSON Schema of an operation's arguments, and where each goes.
 
-    Raises OverflowError if it is too large.
+    Raises OverflowError if it is too large, NotImplementedError for a body of another type.
     """
     follow = References(document)
     properties: dict[str, Any] = {}
@@ -254,6 +260,8 @@ def _parameters(
         if parameter.get("in") not in ("path", "query", "header"):
             continue
         key = str(parameter["name"])
+        if parameter["in"] == "header" and key.casefold() in NOT_PARAMETERS:
+            continue
         schema = parameter.get("schema") or {"type": "string"}
         note = parameter.get("description")
         properties[key] = {**schema, **({"description": str(note)} if note else {})}
@@ -261,7 +269,10 @@ def _parameters(
         if (parameter.get("required") or places[key] == "path") and key not in required:
             required.append(key)
     content = follow(given.get("requestBody") or {}).get("content") or {}
-    body = (content.get("application/json") or {}).get("schema") or {}
+    kinds = [kind for kind in content if kind.partition(";")[0].strip() in JSON]
+    if content and not kinds:
+        raise NotImplementedError
+    body = (content[kinds[0]].get("schema") or {}) if kinds else {}
     fields = body.get("properties") or {}
     if body and (not fields or set(fields) & set(properties)):
         properties["body"], places["body"] = body, "whole"

@@ -233,6 +233,21 @@ def test_an_operation_that_is_not_as_openapi_writes_it_is_named(tmp_path: Path, 
     assert tool.name == "right"
 
 
+def test_a_body_that_is_not_json_is_named_and_the_token_is_no_parameter(tmp_path: Path) -> None:
+    token = {"name": "Authorization", "in": "header", "required": True}
+    kinds = ("multipart/form-data", "application/json; charset=utf-8")
+    form, text = ({"content": {kind: {"schema": schema_of(1, "Text")}}} for kind in kinds)
+    posts = {
+        f"/{name}": {"post": {"operationId": name, "requestBody": body, "parameters": [token]}}
+        for name, body in (("form", form), ("text", text))
+    }
+    write(tmp_path, {"Text": {"type": "string"}}, paths=posts)
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["text"]}, tmp_path)
+    assert tool.schema["function"]["parameters"]["properties"] == {"f0": {"type": "string"}}
+    with pytest.raises(ConfigError, match=r"form has a body that is not application/json"):
+        openapi_tools("here", {"file": "api.json", "operations": ["form"]}, tmp_path)
+
+
 def test_paths_of_a_service_are_a_mapping(tmp_path: Path) -> None:
     write(tmp_path, {}, paths=["/orders"])
     with pytest.raises(ConfigError, match=r"api\.json: `paths` must be a mapping"):
