@@ -154,12 +154,15 @@ def _summarise(store: Store, run: RunRow, evals: Sequence[EvalRow]) -> str:
         " ".join(conclude(read_evidence(store, run)))
         or f"{run.name} has too few steps for a verdict."
     )
-    split = evals[-1].split if evals else ""
-    own = [row for row in evals if row.split == split and row.pass_rate is not None]
-    if len(own) < 2:
-        return f"{said} There are fewer than two evaluations, so nothing is known about tasks outside of training."
+    graded = [row for row in evals if row.pass_rate is not None]
+    splits = [row.split for row in graded]
+    own = [row for row in graded if splits.count(row.split) > 1]  # of the newest split with two
+    own = [row for row in own if row.split == own[-1].split]
+    own.sort(key=lambda row: row.step or 0)  # the base may have been evaluated last
+    if not own:
+        return f"{said} No split has two evaluations, so nothing is known about tasks outside of training."
     one, two = own[0], own[-1]
-    change = f"On the {split} split {one.pass_rate:.3f} became {two.pass_rate:.3f}"
+    change = f"On the {one.split} split {one.pass_rate:.3f} became {two.pass_rate:.3f}"
     if one.high is None or two.low is None or one.low is None or two.high is None:
         return f"{said} {change}; no intervals are stored."
     apart = two.low > one.high or two.high < one.low

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import xml.etree.ElementTree as ET
@@ -32,7 +33,7 @@ from agentrl_cli.reports.spans import (
     waterfall_lines,
 )
 from agentrl_cli.rollout.flags import RULES
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.reader import token_texts
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, ToolCall, ToolResult, Turn
@@ -114,9 +115,13 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def test_a_report_has_all_its_parts(db: Path, pages: dict[str, Path]) -> None:
-    with Store.open(db, readonly=True) as store:
+def test_a_report_has_all_its_parts(db: Path, pages: dict[str, Path], tmp_path: Path) -> None:
+    with closing(Store.open(shutil.copy(db, tmp_path))) as store:
         found = make_report(store, "grpo-07", token_texts)
+        for step, split, rate in ((20, "held", 0.3), (0, "held", 0.1), (20, "new", 0.9)):
+            store.runs.add_eval(EvalRow("run7", step, split=split, pass_rate=rate, at=9e9))
+        later = make_report(store, "grpo-07", token_texts).verdict
+    assert "On the held split 0.100 became 0.300" in later  # the newest split that has two
     assert [(line.flip, line.task_id, line.before, line.after) for line in found.flipped] == [
         ("gained", "calc/0417", (0, 2), (2, 2))
     ]
