@@ -25,7 +25,6 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
 )
-from agentrl_cli.types.masking import mask, mask_text
 from tests.helpers.cli import Cli
 from tests.helpers.trees import episode as tree_episode
 from tests.helpers.trees import fork, three_leaves
@@ -139,38 +138,6 @@ def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_pat
     with pytest.raises(StoreError, match="could not be written"):
         write_lines(export_lines(store, ["e0"]), tmp_path / "no" / "out.jsonl")
     assert list(tmp_path.glob("*.part")) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        (SECRET, "[masked:api-key]"),
-        ("sk-proj-" + "x" * 20, "[masked:api-key]"),
-        ("hf_" + "Z" * 30, "[masked:huggingface]"),
-        ("ghp_" + "0" * 36, "[masked:github]"),
-        ("AKIA" + "A" * 16, "[masked:aws]"),
-        ("Authorization: Bearer " + "q" * 20, "Authorization: Bearer [masked:bearer]"),
-        ("https://joe:hunter2@host/x", "https://[masked:url-password]@host/x"),
-        ("OPENAI_API_KEY=abcdef123456 next", "OPENAI_API_KEY=[masked:named] next"),
-        ('"password": "correct horse"', '"password": "[masked:named] horse"'),
-        (
-            "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----x",
-            "[masked:private-key]x",
-        ),
-        ("eyJhbGciOiJI.eyJzdWIiOiIx.abc-_", "[masked:jwt]"),
-        ("token 31 of 87, tokens: 512", "token 31 of 87, tokens: 512"),
-        (
-            "task-0417 asks for sk-learn and https://host:80/a@b",
-            "task-0417 asks for sk-learn and https://host:80/a@b",
-        ),
-        ("def api_key(): return passwords", "def api_key(): return passwords"),
-    ],
-)
-def test_secrets(text: str, clean: str) -> None:
-    assert mask_text(text) == clean
-    assert mask_text(clean) == clean  # masking twice changes nothing
-    clean_keys = {"api_key": "[masked:named]", "n": 1, "list": [clean]}
-    assert mask({"api_key": "x", "n": 1, "list": [text]}) == clean_keys
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,17 @@ SECRETS = {
     "mysql --passwd=hunt3 shop": "mysql --passwd=[masked:named] shop",
     "post to https://hooks.slack.com/services/T000/B000/abcdEFGH": "post to https://hooks.slack.com/[masked:web-hook]",
     "https://discord.com/api/webhooks/1234567890/abcdEFGH-ijkl": "https://discord.com/api/webhooks/[masked:web-hook]",
+    "sk-" + "a1B2" * 8: "[masked:api-key]",
+    "sk-proj-" + "x" * 20: "[masked:api-key]",
+    "hf_" + "Z" * 30: "[masked:huggingface]",
+    "ghp_" + "0" * 36: "[masked:github]",
+    "AKIA" + "A" * 16: "[masked:aws]",
+    "Authorization: Bearer " + "q" * 20: "Authorization: Bearer [masked:bearer]",
+    "https://joe:hunter2@host/x": "https://[masked:url-password]@host/x",
+    "OPENAI_API_KEY=abcdef123456 next": "OPENAI_API_KEY=[masked:named] next",
+    '"password": "correct horse"': '"password": "[masked:named] horse"',
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----x": "[masked:private-key]x",
+    "eyJhbGciOiJI.eyJzdWIiOiIx.abc-_": "[masked:jwt]",
 }
 HARMLESS = (
     *(
@@ -46,6 +57,11 @@ HARMLESS = (
         "passwd=None",
         "open('/etc/passwd')",
         "cd $PWD; pwd",
+    ),
+    *(
+        "token 31 of 87, tokens: 512",
+        "task-0417 asks for sk-learn and https://host:80/a@b",
+        "def api_key(): return passwords",
     ),
     *("pwd=$HOME", "pwd=~/project", "print(pwd=None)", "def f(pwd=False): ...", "pwd == other"),
     *(
@@ -111,6 +127,7 @@ def test_code_and_settings_stay_as_they_are() -> None:
     }
     masked = dict.fromkeys(("token", "DB_PASS", "Cookie", "GITHUB_PAT"), "[masked:named]")
     assert mask(given) == {**given, **masked}
+    assert mask({"n": 1, "list": [*SECRETS]}) == {"n": 1, "list": [*SECRETS.values()]}
     assert mask({"env": {"sk-proj-" + "a1" * 10: "x"}}) == {"env": {"[masked:api-key]": "x"}}
 
 

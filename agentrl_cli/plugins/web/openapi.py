@@ -232,12 +232,8 @@ def _operation(
         parameters, places = _parameters(
             [*shared, *(given.get("parameters") or [])], given, document
         )
-    except OverflowError:
-        problem = f"has more than {MOST_VALUES} values once its $refs are followed"
-        return Operation(name, said, method, path, {}, problem=problem)
-    except NotImplementedError:
-        problem = "has a body that is not application/json"
-        return Operation(name, said, method, path, {}, problem=problem)
+    except (OverflowError, NotImplementedError) as error:
+        return Operation(name, said, method, path, {}, problem=str(error))
     except (LookupError, TypeError, AttributeError, ValueError):
         problem = "has parameters or a body that are not as OpenAPI 3 writes them"
         return Operation(name, said, method, path, {}, problem=problem)
@@ -271,7 +267,7 @@ def _parameters(
     content = follow(given.get("requestBody") or {}).get("content") or {}
     kinds = [kind for kind in content if kind.partition(";")[0].strip() in JSON]
     if content and not kinds:
-        raise NotImplementedError
+        raise NotImplementedError("has a body that is not application/json")
     body = (content[kinds[0]].get("schema") or {}) if kinds else {}
     fields = body.get("properties") or {}
     if body and (not fields or set(fields) & set(properties)):
@@ -298,7 +294,7 @@ class References:
         """Return the value without references. Raises OverflowError after `MOST_VALUES` values."""
         self._left -= 1
         if self._left < 0:
-            raise OverflowError
+            raise OverflowError(f"has more than {MOST_VALUES} values once its $refs are followed")
         if depth > DEEPEST:
             return {}
         if isinstance(value, list):
