@@ -167,8 +167,8 @@ async def step_of(env: Env, turn: AssistantTurn) -> Step:
 async def _run_others(env: Env, turn: AssistantTurn, answers: Turn | None) -> Step:
     """Return the step after a turn, in which results that a person gave are in the place of their calls."""
     kept = answers.results if answers is not None else ()
-    given = [one if BY_PERSON in one.metrics else None for one in kept]
-    given += [None] * (len(turn.calls) - len(given))
+    known = [*kept, *[None] * (len(turn.calls) - len(kept))]
+    given = [one if one is not None and BY_PERSON in one.metrics else None for one in known]
     run = tuple(call for call, one in zip(turn.calls, given, strict=False) if one is None)
     if answers is not None and turn.calls and not run:
         env.heard(turn, answers.messages)

@@ -255,8 +255,8 @@ def save(session: Session, store: Store) -> str:
         outcome, error = Outcome.CANCELLED, "an unscored chat"
     ended = episode.with_(outcome=outcome, error=error, ended=time.time())
     # First without its turns: of those that were saved before, `finish` keeps each that is as long now.
-    bare = ended.with_(turns=(), tokens=Tokens.empty())
-    store.episodes.add([bare, ended], split="chat", tokenizer=tokenizer.hash)
+    both = ended.with_(turns=(), tokens=Tokens.empty()), ended
+    store.episodes.add(both, split="chat", tokenizer=tokenizer.hash)
     kept = store.episodes.row(episode.id).note
     lines = [line for line in kept.splitlines() if not line.startswith(BY_HAND)]
     lines += [f"{BY_HAND}{turns}: {text}" for turns, text in session.by_hand]

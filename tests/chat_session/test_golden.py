@@ -20,12 +20,12 @@ import pytest
 
 from agentrl_cli import Chat, Config, Pack, ScriptedPolicy, Tokenizer, load_pack
 from agentrl_cli.chat_session.child import run as run_chat
-from agentrl_cli.chat_session.whatif import run as run_whatif
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Tokens
+from tests.helpers import session
 from tests.helpers.chat import call
 from tests.helpers.session import scripted
 
@@ -497,10 +497,8 @@ async def fill(folder: Path, pack: Pack, row: int, *replies: str, **limits: int)
 
 async def what_if(folder: Path, episode: str, *arguments: str) -> dict[str, Any]:
     """Return the events of a what-if and the episodes that it stored; samples report in any order."""
-    out, db = io.StringIO(), folder / "a.db"
-    given = ["--db", str(db), "--episode", episode, "--project", str(folder), *arguments]
-    await run_whatif(given, out)
-    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    db = folder / "a.db"
+    _, events = await session.what_if(db, episode, "--project", str(folder), *arguments)
     kept = [event for event in stable(events) if event["ev"] != "progress"]
     return {"events": kept, "stored": saved(db, events)}
 

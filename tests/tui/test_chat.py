@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.conversation import REFUSED
+from agentrl_cli.commands.chat import _at_server, _find_trained
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
@@ -28,7 +29,7 @@ from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from tests.helpers.session import open_chat
+from tests.helpers import session
 from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
@@ -54,10 +55,8 @@ def script(tmp_path: Path) -> list[str]:
 
 def scripted(folder: Path, *replies: str) -> list[str]:
     """A model that says this, and a store that is there."""
-    path, db = folder / "replies.json", folder / "c.db"
-    path.write_text(json.dumps(replies), "utf-8")
-    Store.open(db).close()
-    return ["--model", "scripted", "--script", str(path), "--db", str(db)]
+    Store.open(folder / "c.db").close()
+    return [*session.scripted(folder, *replies), "--db", str(folder / "c.db")]
 
 
 async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[str]) -> None:
@@ -122,7 +121,7 @@ async def test_a_chat_shows_the_texts_that_the_settings_name(
 
 async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> None:
     server = Server(io.StringIO(), Path("c.db"))
-    server.session, _ = open_chat([CALL], ToolEnv([as_tool("calculator")]))
+    server.session, _ = session.open_chat([CALL], ToolEnv([as_tool("calculator")]))
     await server.session.begin()
     server.session.options.approve = server.ask
     asking = asyncio.create_task(server.session.user("?"))
@@ -311,8 +310,6 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
 def test_a_best_checkpoint_without_training_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from agentrl_cli.commands.chat import _find_trained
-
     path = tmp_path / "a.db"
     assert _find_trained(path, None) is None
     with Store.open(path) as store:
@@ -328,8 +325,6 @@ def test_a_best_checkpoint_without_training_is_named(
 def test_a_project_with_a_server_talks_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrl_cli.commands.chat import _at_server
-
     project, more = tmp_path / "agentrl.yaml", tmp_path / "more.yaml"
     project.write_text("task: {packs: [calc-task]}\n")
     more.write_text("remote: {backend: vllm, url: 'http://127.0.0.1:9'}\n")

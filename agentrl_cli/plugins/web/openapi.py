@@ -28,7 +28,6 @@ from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
 
 KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
-JSON = ("application/json", "*/*")
 NOT_PARAMETERS = ("accept", "authorization", "content-type")
 """Headers that are no parameters, even where a description lists them (OpenAPI 3.1, Parameter Object)."""
 DEEPEST = 12
@@ -265,7 +264,9 @@ def _parameters(
         if (parameter.get("required") or places[key] == "path") and key not in required:
             required.append(key)
     content = follow(given.get("requestBody") or {}).get("content") or {}
-    kinds = [kind for kind in content if kind.partition(";")[0].strip() in JSON]
+    kinds = [
+        kind for kind in content if kind.partition(";")[0].strip() in ("application/json", "*/*")
+    ]
     if content and not kinds:
         raise NotImplementedError("has a body that is not application/json")
     body = (content[kinds[0]].get("schema") or {}) if kinds else {}

@@ -153,8 +153,7 @@ class ChatScreen(AgentScreen):
             self._replay_when_saved = False
             self.open_screen("replay", event["episode"])
         elif kind == "cut" and self._editing:
-            again = taken_back(transcript.turns, event["turns"], transcript.decoder)
-            self.line.put(again)
+            self.line.put(taken_back(transcript.turns, event["turns"], transcript.decoder))
         if kind == "cut":
             transcript.drop(event["turns"])
         else:
