@@ -29,6 +29,7 @@ from agentrl_cli.types import (
     Tokens,
     ToolResult,
     Turn,
+    group_pairs,
 )
 
 CUT_MARK = "[… "
@@ -263,9 +264,7 @@ def mark_diverged(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
     a turn that got no answer. The text stays the recorded one, which the tokens spell; the flag DIVERGED reads the
     marks.
     """
-    changed: dict[int, list[bool]] = {}
-    for item in reruns:
-        changed.setdefault(item.turn, []).append(not item.same)
+    changed = group_pairs((item.turn, not item.same) for item in reruns)
     out: list[Turn] = []
     for place, turn in enumerate(turns):
         before = turns[place - 1] if place else None

@@ -34,6 +34,7 @@ from agentrl_cli.types import (
     ToolCall,
     ToolResult,
     Turn,
+    group_pairs,
 )
 from agentrl_cli.types.content import content_text, with_text
 
@@ -281,9 +282,7 @@ class Choices:
     def offer(self) -> list[dict[str, Any]]:
         """Return three tasks, of different families if there are some, as number, id and question."""
         pool = self._random.sample(list(self.tasks), len(self.tasks))
-        families: dict[str, list[Task]] = {}
-        for task in pool:
-            families.setdefault(task.family, []).append(task)
+        families = group_pairs((task.family, task) for task in pool)
         turns = [
             group[place]
             for place in range(OFFERED)

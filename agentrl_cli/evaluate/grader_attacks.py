@@ -19,7 +19,7 @@ from agentrl_cli.evaluate.pack_check import EMPTY, Problem, byte_chat, play_text
 from agentrl_cli.rollout.flags import short
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Outcome, Task
+from agentrl_cli.types import Episode, Outcome, Task, group_pairs
 
 MOST_TASKS, SHORT = 6, 300
 """Tasks that are attacked; characters of an answer that may be right by chance."""
@@ -244,9 +244,7 @@ _KINDS: dict[str, tuple[Callable[[Target, Episode], bool], Callable[[Target, Epi
 
 def _spread(tasks: Sequence[Task]) -> list[Task]:
     """Return up to MOST_TASKS tasks, the families in turn."""
-    families: dict[str, list[Task]] = {}
-    for task in tasks:
-        families.setdefault(task.family, []).append(task)
+    families = group_pairs((task.family, task) for task in tasks)
     rounds = zip_longest(*families.values())
     return [task for row in rounds for task in row if task is not None][:MOST_TASKS]
 

@@ -22,7 +22,7 @@ from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, question
 from agentrl_cli.tasks.drawing import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
-from agentrl_cli.types import Episode, Message, Outcome, Task
+from agentrl_cli.types import Episode, Message, Outcome, Task, group_pairs
 from agentrl_cli.types.content import HASH, digest, is_image
 
 PER_FAMILY = 4
@@ -122,9 +122,7 @@ def _tools(pack: Pack) -> Iterator[Problem]:
 
 def _sample(tasks: Sequence[Task]) -> list[Task]:
     """Return the first PER_FAMILY tasks of every family of every split."""
-    groups: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
-        groups.setdefault((task.split, task.family), []).append(task)
+    groups = group_pairs(((task.split, task.family), task) for task in tasks)
     return [task for group in groups.values() for task in group[:PER_FAMILY]]
 
 

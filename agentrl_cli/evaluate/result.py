@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl_cli.evaluate.stats import Estimate, difference, estimate, mcnemar, pass_at_k
 from agentrl_cli.store.rows import EpisodeRow, EvalRow
-from agentrl_cli.types import Episode, Outcome, Task
+from agentrl_cli.types import Episode, Outcome, Task, group_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +180,7 @@ class EvalResult:
         return self._group(split, lambda a: a.pack) if several else {}
 
     def _group(self, split: str, label: Callable[[Attempt], str]) -> dict[str, Score]:
-        groups: dict[str, list[Attempt]] = {}
-        for attempt in self.of(split):
-            groups.setdefault(label(attempt), []).append(attempt)
+        groups = group_pairs((label(attempt), attempt) for attempt in self.of(split))
         return {name: score(group, self.k) for name, group in groups.items()}
 
     @property
@@ -361,10 +359,7 @@ def _summarise(attempts: Sequence[Attempt]) -> tuple[tuple[int, int], float, str
 
 
 def _by_task(attempts: Iterable[Attempt]) -> dict[tuple[str, str], list[Attempt]]:
-    groups: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in attempts:
-        groups.setdefault((attempt.pack, attempt.task_id), []).append(attempt)
-    return groups
+    return group_pairs(((attempt.pack, attempt.task_id), attempt) for attempt in attempts)
 
 
 def _mean(values: Sequence[float]) -> float:

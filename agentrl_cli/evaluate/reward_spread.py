@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.learning.dispositions import SAME
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, group_pairs
 
 ATTEMPTS = 4
 """At each task of an estimate."""
@@ -51,9 +51,7 @@ class Spread:
 def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
     """Return the estimate from several attempts at each of some tasks."""
     graded = [episode for episode in episodes if episode.graded]
-    by_task: dict[str, list[Episode]] = {}
-    for episode in graded:
-        by_task.setdefault(episode.task_id, []).append(episode)
+    by_task = group_pairs((episode.task_id, episode) for episode in graded)
     solved = sum(episode.solved for episode in graded)
     mean = (solved + 0.5) / (len(graded) + 1)
     counts = [(sum(episode.solved for episode in group), len(group)) for group in by_task.values()]

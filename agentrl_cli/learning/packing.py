@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agentrl_cli.inference.kv_cache import common
 from agentrl_cli.learning.attention import Block
-from agentrl_cli.types import Branch, Episode, Int32, Support, no_support
+from agentrl_cli.types import Branch, Episode, Int32, Support, group_pairs, no_support
 
 _LOG = logging.getLogger(__name__)
 Bool = NDArray[np.bool_]
@@ -209,10 +209,7 @@ def select_segments(
     groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]
 ) -> list[list[Segment]]:
     """Return the groups of one of `micro_batches`' rows."""
-    members: dict[int, list[Segment]] = {}
-    for g, m in row:
-        members.setdefault(g, []).append(groups[g][m])
-    return list(members.values())
+    return list(group_pairs((g, groups[g][m]) for g, m in row).values())
 
 
 def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:

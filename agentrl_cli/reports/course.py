@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Any
@@ -12,7 +11,7 @@ from agentrl_cli.reports import reference
 from agentrl_cli.reports.evidence import LEAST, Change, Evidence
 from agentrl_cli.reports.findings import HALF, HARDLY, Hit, outcomes, over, reasons
 from agentrl_cli.rollout.flags import short
-from agentrl_cli.types import FAULTS, Task
+from agentrl_cli.types import FAULTS, Task, group_pairs
 
 NEARLY_ALL = 0.95
 """Share solved from which nothing is left to learn."""
@@ -85,9 +84,7 @@ def _name_part(
 
 
 def same_attempts(e: Evidence) -> Hit | None:
-    groups: dict[Any, list[bytes]] = defaultdict(list)
-    for one in e.graded:
-        groups[one.step, one.task_id].append(one.tokens.ids.tobytes())
+    groups = group_pairs(((one.step, one.task_id), one.tokens.ids.tobytes()) for one in e.graded)
     several = [group for group in groups.values() if len(group) > 1]
     shares = [(len(group) - len(set(group))) / (len(group) - 1) for group in several]
     flat = (e.mean("frac_reward_zero_std") or 0.0) >= CEILING

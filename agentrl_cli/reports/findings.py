@@ -24,7 +24,15 @@ from agentrl_cli.reports.evidence import Evidence, answer_in, answer_of, plain
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, TOOL_FAULTS, find_flags, short
 from agentrl_cli.store import RunRow
 from agentrl_cli.store.queries import message_lines
-from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason, ToolCall, ToolResult
+from agentrl_cli.types import (
+    FAULTS,
+    Episode,
+    Outcome,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    group_pairs,
+)
 
 LIMITS = {
     Outcome.TIMEOUT: "rollout.timeout.episode",
@@ -210,9 +218,7 @@ def errors(e: Evidence) -> Hit | None:
 
 def tools(e: Evidence) -> Hit | None:
     """Find the tool that fails most: a call that does not fit its schema never reaches it."""
-    ran: dict[str, list[tuple[Episode, ToolCall, ToolResult]]] = defaultdict(list)
-    for item in _list_executed(e):
-        ran[item[1].name].append(item)
+    ran = group_pairs((item[1].name, item) for item in _list_executed(e))
     hits = [hit for name, items in ran.items() if (hit := _failures(name, items))]
     return max(hits, key=lambda hit: int(hit.words["of"]), default=None)
 
@@ -284,9 +290,7 @@ def ungraded(e: Evidence) -> Hit | None:
 
 
 def noise(e: Evidence) -> Hit | None:
-    alike: dict[Any, list[Episode]] = defaultdict(list)
-    for one in e.graded:
-        alike[one.task_id, one.tokens.ids.tobytes()].append(one)
+    alike = group_pairs(((one.task_id, one.tokens.ids.tobytes()), one) for one in e.graded)
     pairs = [pair for same in alike.values() for pair in combinations(same[:8], 2)]
     odd = [
         (a, b) for a, b in pairs if None not in (a.primary, b.primary) and a.primary != b.primary

@@ -22,7 +22,7 @@ from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.reference import Reference, get_setting
 from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store, WorkerRow
 from agentrl_cli.store.journal import WAITING
-from agentrl_cli.types import Fact, kind_of
+from agentrl_cli.types import Fact, group_pairs, kind_of
 
 Series = list[tuple[float, float]]
 """(step, value) of a metric."""
@@ -70,9 +70,7 @@ def count_kinds(groups: Sequence[GroupRow]) -> str:
 
 def group_rows(rows: Iterable[EpisodeRow]) -> tuple[GroupRow, ...]:
     """Return episodes by step and group."""
-    groups: dict[tuple[int, str], list[EpisodeRow]] = {}
-    for row in rows:
-        groups.setdefault((row.step or 0, row.group_id or row.task_id), []).append(row)
+    groups = group_pairs(((row.step or 0, row.group_id or row.task_id), row) for row in rows)
     return tuple(_group(step, members) for (step, _), members in groups.items())
 
 

@@ -24,7 +24,7 @@ from agentrl_cli.rollout.recorder import load_finished
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.marks import RETIRED
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Fact, Task
+from agentrl_cli.types import Episode, Fact, Task, group_pairs
 
 FADE = 0.5
 """Weight of a task's attempts against those of its next visit: the policy has changed since."""
@@ -150,10 +150,8 @@ class Collector:
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
         for episode in await self.rollout.run(missing):
             known[episode.group_id, episode.sample] = episode
-        groups: dict[str, list[Episode]] = {}
-        for job in jobs:
-            groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
-        return list(groups.values())
+        found = ((job.group_id or "", known[job.group_id, job.sample]) for job in jobs)
+        return list(group_pairs(found).values())
 
     def dispositions(
         self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()
@@ -289,9 +287,7 @@ def balanced(collector: Collector, step: int) -> list[Pick]:
     records = collector.records(step)
     order = list(range(len(records)))
     rng.shuffle(order)
-    levels: dict[str, list[int]] = {}
-    for task in order:
-        levels.setdefault(records[task].level, []).append(task)
+    levels = group_pairs((records[task].level, task) for task in order)
     queues = [levels[name] for name in ("medium", "hard", "easy", "new") if name in levels]
     turns = [queue[n] for n in range(len(order)) for queue in queues if n < len(queue)]
     return [(task, f"balanced: {records[task].level}, {records[task]}") for task in turns]

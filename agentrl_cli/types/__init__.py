@@ -20,6 +20,7 @@ import numpy as np
 
 from agentrl_cli.types.branches import Branch, path_to, tree_branches
 from agentrl_cli.types.content import HASH, digest, images_of
+from agentrl_cli.types.groups import group_pairs
 from agentrl_cli.types.outcomes import (
     FAULTS,
     Drift,
@@ -386,6 +387,7 @@ __all__ = [
     "ToolSchema",
     "TrainSignals",
     "Turn",
+    "group_pairs",
     "kind_of",
     "new_id",
     "no_support",

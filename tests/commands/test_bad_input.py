@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from agentrl_cli import Episode, Outcome, Task, load_pack
-from agentrl_cli.chat_session.session import save
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed
 from agentrl_cli.registry import resolve
 from agentrl_cli.store import RunRow, Store
@@ -29,7 +28,6 @@ from tests.helpers.train import (
     write_pack,
     write_project,
 )
-from tests.tui.test_chat import session
 
 
 @pytest.fixture
@@ -301,26 +299,6 @@ def test_settings_for_a_finished_run_are_not_dropped_in_silence(
     more = ("--set", "train.save.every=7", "--lr", "0.5")
     dropped = "Not applied, since no steps are left: train.save.every=7, train.lr=0.5"
     cli("train", "--resume", "last", *more, said=dropped)
-
-
-async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
-    made, _ = session(["hi", "ho"])
-    await made.begin()
-    await made.user("?")
-    await made.call("calculator", {"expression": "6*7"})
-    await made.call("calculator", {"nope": 1})
-    with Store.open(tmp_path / "s.db") as store:
-        saved = save(made, store)
-        first, second = store.episodes.row(saved).note.splitlines()
-        assert first == "by hand before turn 2: calculator(expression='6*7') → 42"
-        assert second.startswith("by hand before turn 2: calculator(nope=1) → bad_arguments")
-        store.marks.note(saved, f"mine\n{first}\n{second}")
-        await made.user("again")
-        await made.call("calculator", {"expression": "1+1"})
-        await made.undo()  # the third call came after what is taken back
-        save(made, store)
-        assert store.episodes.row(saved).note == f"mine\n{first}\n{second}"
-        assert len(store.episodes.get(saved).turns) == 2
 
 
 def test_columns_are_aligned_where_a_character_is_two_cells_wide() -> None:

@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.conversation import REFUSED
+from agentrl_cli.chat_session.session import save
 from agentrl_cli.commands.chat import _at_server, _find_trained
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.store import EvalRow, RunRow
@@ -247,6 +248,26 @@ def test_a_chat_that_asks_about_a_call_can_be_left(script: list[str]) -> None:
     said = piped(script, "what is 12*4.5?\n/quit\nnever sent\n", "--approve")
     assert "run this?" in said and "not run" in said
     assert "y, n or" not in said and "never sent" not in said
+
+
+async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
+    made, _ = session.open_chat(["hi", "ho"], ToolEnv([as_tool("calculator")]))
+    await made.begin()
+    await made.user("?")
+    await made.call("calculator", {"expression": "6*7"})
+    await made.call("calculator", {"nope": 1})
+    with Store.open(tmp_path / "s.db") as store:
+        saved = save(made, store)
+        first, second = store.episodes.row(saved).note.splitlines()
+        assert first == "by hand before turn 2: calculator(expression='6*7') → 42"
+        assert second.startswith("by hand before turn 2: calculator(nope=1) → bad_arguments")
+        store.marks.note(saved, f"mine\n{first}\n{second}")
+        await made.user("again")
+        await made.call("calculator", {"expression": "1+1"})
+        await made.undo()  # the third call came after what is taken back
+        save(made, store)
+        assert store.episodes.row(saved).note == f"mine\n{first}\n{second}"
+        assert len(store.episodes.get(saved).turns) == 2
 
 
 async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(

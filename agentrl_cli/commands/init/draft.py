@@ -14,6 +14,7 @@ from agentrl_cli.registry import load_file
 from agentrl_cli.tasks.called import SPLIT, as_jsonl, shares, split_rows
 from agentrl_cli.tasks.drawing import PLACEHOLDER, Row, question
 from agentrl_cli.tasks.forms import detect
+from agentrl_cli.types import group_pairs
 
 TEST = Path(__file__).with_name("test_task.py.txt")
 AGAIN = "Then `python task.py` writes the rows again."
@@ -106,9 +107,7 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
         except DataError as problem:
             draft.notes.append(f"{problem.message}. {problem.hint} {AGAIN}")
     if rows is not None:
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(question(row["prompt"], row), []).append(row)
+        groups = group_pairs((question(row["prompt"], row), row) for row in rows)
         splits = shares([*groups.values()])
         if missing := [split for split in SPLIT if split not in splits]:
             text = f"Too few rows for {' and '.join(missing)}: {len(rows)}."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.tui.common.text import quote
+from agentrl_cli.types import group_pairs
 
 BOOKMARK = "mark"
 """The tag that `b` sets; `tag:mark` lists the bookmarks."""
@@ -96,10 +97,12 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
     row = store.episodes.row(episode_id)
     for kind in ("eval", "train"):
         text = f"task:{quote(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
-        rewards: dict[int, list[float]] = {}
-        for other in store.episodes.rows(store.episodes.ids(text, "step", row.run_id, limit=MOST)):
-            if other.step is not None and other.reward is not None and other.pack == row.pack:
-                rewards.setdefault(other.step, []).append(other.reward)
+        rows = store.episodes.rows(store.episodes.ids(text, "step", row.run_id, limit=MOST))
+        rewards = group_pairs(
+            (other.step, other.reward)
+            for other in rows
+            if other.step is not None and other.reward is not None and other.pack == row.pack
+        )
         if len(rewards) > 1:
             return kind, [
                 (step, sum(found) / len(found), len(found))
