@@ -189,11 +189,14 @@ class WhatIf:
         if self.given.verify:
             return
         total = sum(part.value * part.weight for part in parts)
-        rewards = {row.id: row.reward for row in self.past.siblings} | {episode.id: total}
-        graded = {id_: reward for id_, reward in rewards.items() if reward is not None}
-        by_id = dict(zip(graded, advantages(list(graded.values())), strict=True))
-        # alone in its group its advantage would be 0 at any reward
-        after = by_id[episode.id] if len(graded) > 1 else None
+        siblings = [row for row in self.past.siblings if row.id != episode.id]
+        others = [row.reward for row in siblings if row.reward is not None]
+
+        def advantage(own: float | None) -> float | None:
+            # alone in its group it would be 0 at any reward
+            return advantages([own, *others])[0] if others and own is not None else None
+
+        after = advantage(total)
         same, child = all(item.same for item in reruns), ""
         if same and parts and total != episode.reward:
             child = self._keep_rescored(tuple(parts), after)
@@ -205,7 +208,8 @@ class WhatIf:
             after=[fields_of(part, (*PART, "primary", "fakeable")) for part in parts],
             total_before=episode.reward,
             total_after=total,
-            advantage_before=episode.advantage,
+            # by the same estimator, whatever the run's was
+            advantage_before=advantage(episode.reward),
             advantage_after=after,
             same=same,
             episode=child,

@@ -133,7 +133,7 @@ def reward_lines(event: dict[str, Any], width: int) -> list[Text]:
     )
     if event["advantage_after"] is not None:
         was, now = num(event["advantage_before"]), num(event["advantage_after"])
-        lines.append(Text(f"{' advantage':<16}{was:>8}{now:>8}   group-relative", FAINT))
+        lines.append(Text(f"{' advantage':<16}{was:>8}{now:>8}   by GRPO in its group", FAINT))
     if event["episode"]:
         lines.append(Text(f"stored with its new rewards: agentrl replay {event['episode']}", GOOD))
     elif not event["same"]:
