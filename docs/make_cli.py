@@ -35,7 +35,12 @@ def render() -> str:
 
 def _command(path: str, command: Any, level: str) -> Iterator[str]:
     children = getattr(command, "commands", {})
-    yield from ("", f"{level} {path}", "", inspect.cleandoc(command.help or "").replace("\b\n", ""))
+    yield from (
+        "",
+        f"{level} {path}",
+        "",
+        inspect.cleandoc(command.help or "").replace("\b\n", "").replace("\\[", "["),
+    )
     if children:
         for name, child in children.items():
             yield from _command(f"{path} {name}", child, f"{level}#")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def with_examples(command: Any, path: str) -> None:
-    """Put the examples of a command and its subcommands under their help, and hide the type of their flags."""
+    """Put the examples of a command and its subcommands under their help, and hide the type of their flags.
+
+    What Rich would take for markup in the help, `[id]` for instance, is escaped, or it would be left out.
+    """
+    command.help = re.sub(r"\[(?=[a-z#/@][^\[]*\])", r"\\[", command.help or "")
     known: dict[str, tuple[str, ...]] = {**offers("examples"), **EXAMPLES}
     examples: Sequence[str] = known.get(path, ())
     children = getattr(command, "commands", {})

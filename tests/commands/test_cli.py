@@ -295,6 +295,12 @@ def test_every_help_has_two_examples_and_describes_every_option(cli: Cli) -> Non
         examples = re.findall(r"^ +agentrl ", page.partition("Examples:")[2], re.MULTILINE)
         assert len(examples) >= 2 and "<bool>" not in page and "install-completion" not in page
         assert (command.help or "").strip(), f"{path} has no docstring"
+        shown = re.sub(r"[\s│]", "", page)
+        assert [
+            part
+            for part in re.findall(r"\[[^\[]+\]", command.help)
+            if re.sub(r"\s", "", part) not in shown
+        ] == []
         for parameter in command.params:
             assert parameter.help or parameter.name == "help", f"{path} {parameter.name}"
 
