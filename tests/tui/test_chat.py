@@ -105,8 +105,8 @@ async def test_a_system_message_replaces_that_of_a_task_too(script: list[str]) -
     given = ["--pack", "calc-task", "--task", "train-0000", "--system", "Be brief."]
     _, events = await serve([{"op": "task", "id": "train-0001"}], *script, *given)
     turns = [turn for turn in events if turn["ev"] == "turn"]
-    told = [(turn["index"], turn["content"]) for turn in turns if turn["role"] == "system"]
-    assert told == [(0, "Be brief.")] * 2 and turns[1]["role"] == "user"
+    shown = [(turn["index"], turn["content"]) for turn in turns if turn["role"] == "system"]
+    assert shown == [(0, "Be brief.")] * 2 and turns[1]["role"] == "user"
 
 
 async def test_a_chat_shows_the_texts_that_the_settings_name(

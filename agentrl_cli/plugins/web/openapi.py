@@ -29,7 +29,7 @@ from agentrl_cli.types import ToolResult
 
 KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
 NOT_PARAMETERS = ("accept", "authorization", "content-type")
-"""Headers that are no parameters, even where a description lists them (OpenAPI 3.1, Parameter Object)."""
+"""Headers that are not parameters, even where a description lists them (OpenAPI 3.1, Parameter Object)."""
 DEEPEST = 12
 """References inside each other that are followed; below, any value is accepted."""
 MOST_VALUES = 20_000
