@@ -212,7 +212,15 @@ def test_requests_are_read() -> None:
     wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
     assert whatif_arguments("turn=2 n=4 T=0.7 model=a@best") == wanted
     assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "--edit=a\nb \\n = c"
-    for wrong in ("n=4", "turn=2 n=four", "turn=x", "turn=²", "turn=1 tmp=2", "again"):
+    for wrong in (
+        "n=4",
+        "turn=2 n=four",
+        "turn=2 n=0",
+        "turn=x",
+        "turn=²",
+        "turn=1 tmp=2",
+        "again",
+    ):
         with pytest.raises(UsageError):
             whatif_arguments(wrong)
 

@@ -172,8 +172,8 @@ def test_commands_are_read(line: str, asked: bool, op: str, values: dict[str, An
         ("/set temperature x", ""),
         ("/set lr 1", ""),
         ("/simulate maybe", ""),
-        ("/set max_new_tokens inf", "is not a number"),
-        ("/set top_k nan", "is not a number"),
+        ("/set max_new_tokens inf", "is not a whole number"),
+        ("/set top_k 2.5", "is not a whole number"),
         ("/reward nan", "is not a number"),
     ],
 )

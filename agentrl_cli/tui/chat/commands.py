@@ -107,9 +107,10 @@ def _number(op: str, key: str, text: str) -> Command:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        return Command(problem=f"{text!r} is not a number")
-    return Command(op, {key: int(value) if key in ("max_new_tokens", "top_k") else value})
+    whole = key in ("max_new_tokens", "top_k")
+    if not math.isfinite(value) or (whole and not value.is_integer()):
+        return Command(problem=f"{text!r} is not a {'whole ' * whole}number")
+    return Command(op, {key: int(value) if whole else value})
 
 
 def _call(rest: str) -> Command:

@@ -38,8 +38,9 @@ def whatif_arguments(text: str) -> list[str]:
         if option is None or not equals or not value:
             raise UsageError(f"A what-if cannot be read: {word!r}.", hint=EXAMPLE)
         digits = value.replace(".", "", key.lower() == "t")
-        if key.lower() != "model" and not digits.isdecimal():
-            raise UsageError(f"{key}= needs a number, not {value!r}.", hint=EXAMPLE)
+        least = " above 0" * (key.lower() == "n")
+        if key.lower() != "model" and not (digits.isdecimal() and (not least or int(digits))):
+            raise UsageError(f"{key}= needs a number{least}, not {value!r}.", hint=EXAMPLE)
         out += [option, value]
     if "--turn" not in out:
         raise UsageError("From which turn?", hint=EXAMPLE)
