@@ -37,11 +37,16 @@ def lines(store: Store, episode_ids: Sequence[str], masked: bool) -> Iterator[st
     """Yield a trajectory for each episode; without token ids if a secret was masked, as they spell it."""
     for episode_id in episode_ids:
         episode, row = store.episodes.get(episode_id), store.episodes.row(episode_id)
-        yield dumps(trajectory(episode, store.signals.get(episode_id), row.tokenizer, masked))
+        signals = store.signals.get(episode_id)
+        yield dumps(trajectory(episode, signals, row.tokenizer, masked, row.split))
 
 
 def trajectory(
-    episode: Episode, signals: TrainSignals | None, tokenizer: str = "", masked: bool = True
+    episode: Episode,
+    signals: TrainSignals | None,
+    tokenizer: str = "",
+    masked: bool = True,
+    split: str = "",
 ) -> dict[str, Any]:
     """Return an episode as a trajectory."""
     row = episode_object(episode, signals)
@@ -56,7 +61,7 @@ def trajectory(
     ids, above = {found["trajectory_id"]}, [found]
     whole = {key: value for key, value in row.items() if key not in ("turns", "tokens", "signals")}
     extra = {"reward": row["reward"], "outcome": row["outcome"]}
-    found["extra"] = extra | {OWN: {**whole, "tokenizer": tokenizer}}
+    found["extra"] = extra | {OWN: {**whole, "tokenizer": tokenizer, "split": split}}
     for number, branch in enumerate((one for one in known if one != main), 1):
         about = known[branch][-1]
         inner = _branch(episode, row, branch, written, about)

@@ -218,7 +218,7 @@ def add(
             if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
                 note(f"A reward of {one.reward} is not a finite number: its trace is ungraded.")
                 one.reward = None
-            whole = (episode_of(one), None, tokenizer().hash) if isinstance(one, Trace) else one
+            whole = (episode_of(one), None, tokenizer().hash, "") if isinstance(one, Trace) else one
             id = whole[0].id
             if id in ids or store.select_one("SELECT 1 FROM episodes WHERE id=?", (id,)):
                 note(f"Episode {id} is there already: it is kept as it is.")
@@ -235,12 +235,12 @@ def add(
 
 def _put(store: Store, path: Path, whole: Whole, run: str) -> str:
     """Add an episode and its task; return its run, by default a new one. Raises ValueError and its like."""
-    episode, signals, digest = whole
+    episode, signals, digest, split = whole
     run = run or _begin(store, path, episode.weights_version, digest)
     prompt = tuple(episode.turns[0].messages) if episode.turns else ()
     if store.tasks.get(episode.task_id, episode.pack) is None:
-        store.tasks.add([Task(episode.task_id, episode.pack, episode.family, "", prompt)])
-    store.episodes.add([episode.with_(run_id=run)], tokenizer=digest)
+        store.tasks.add([Task(episode.task_id, episode.pack, episode.family, split, prompt)])
+    store.episodes.add([episode.with_(run_id=run)], split=split, tokenizer=digest)
     if signals is not None:
         store.signals.add(episode.id, signals)
     return run

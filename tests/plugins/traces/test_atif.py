@@ -160,7 +160,7 @@ class Maker:
         return found, self.signals(start) if dice.random() < 0.5 and start else None
 
 
-def back(found: Any) -> tuple[Episode, TrainSignals | None, str]:
+def back(found: Any) -> tuple[Episode, TrainSignals | None, str, str]:
     read_again = read(found, "it", pytest.fail, lambda name: [])
     assert isinstance(read_again, tuple)
     return read_again
@@ -173,7 +173,7 @@ def test_forth_and_back() -> None:
         text = dumps(trajectory(episode, signals, "hash", masked=False))
         assert "NaN" not in text and "Infinity" not in text
         valid(json.loads(text))
-        again, learned, tokenizer_hash = back(json.loads(text))
+        again, learned, tokenizer_hash, _ = back(json.loads(text))
         assert tokenizer_hash == "hash"
         none = Tokens.empty()
         assert repr(again.with_(tokens=none)) == repr(episode.with_(tokens=none))
@@ -204,7 +204,8 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
         for number in range(40):
             episode, signals = maker.episode()
             parent = ids[0] if ids else None
-            store.episodes.add([episode.with_(parent_id=parent, started=number + 1.0)])
+            made = episode.with_(parent_id=parent, started=number + 1.0)
+            store.episodes.add([made], split=("train", "test")[number % 2])
             ids.insert(0, episode.id)
             if signals is not None:
                 store.signals.add(episode.id, signals)
@@ -214,7 +215,8 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
     assert lines_of(tmp_path / "a.jsonl")[::-1] == lines_of(tmp_path / "b.jsonl")
     cli("import", "atif", "a.jsonl", "--db", "b/b.db", said="is there already")
-    assert len(cli.json("ls", "--db", "b/b.db", "-n", "99")) == 40
+    for words, count in ((), 40), (("-f", "split:test"), 20):
+        assert len(cli.json("ls", "--db", "b/b.db", "-n", "99", *words)) == count
     cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
 
 
@@ -224,7 +226,7 @@ def test_a_secret_is_masked_and_its_tokens_are_made_again() -> None:
     masked = trajectory(Episode("1" * 14, "t", turns=turns, tokens=Maker(7).tokens(1)), None)
     valid(masked)
     assert "a1a1" not in dumps(masked)
-    episode, _, tokenizer_hash = back(masked)
+    episode, _, tokenizer_hash, _ = back(masked)
     assert tokenizer_hash == tokenizer().hash and episode.turns[0].end == len(episode.tokens)
     assert "my key: [masked:api-key]" in tokenizer().decode(episode.tokens.ids.tolist())
 
