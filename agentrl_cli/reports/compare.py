@@ -10,6 +10,7 @@ from typing import Any
 from agentrl_cli.evaluate.result import Attempt, Paired, TaskPair, pair_tasks
 from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
+from agentrl_cli.types import group_pairs
 
 METRICS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "reward/mean", "train/reward"),
@@ -109,11 +110,11 @@ def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskPair, ...]]:
 
     Empty texts and no tasks if it has fewer than two.
     """
-    found: dict[tuple[str, str], list[EpisodeRow]] = {}
-    for other in [run, *_evaluations(store, run)]:
-        for row in _read_graded(store, "kind:eval", other.id):
-            label = other.name if row.step is None else f"{other.name} step {row.step}"
-            found.setdefault((row.split, label), []).append(row)
+    found = group_pairs(
+        ((row.split, other.name if row.step is None else f"{other.name} step {row.step}"), row)
+        for other in [run, *_evaluations(store, run)]
+        for row in _read_graded(store, "kind:eval", other.id)
+    )
     newest = sorted(found, key=lambda key: min(row.started for row in found[key]))
     for split in dict.fromkeys(split for split, _ in reversed(newest)):
         own = [key for key in newest if key[0] == split]
