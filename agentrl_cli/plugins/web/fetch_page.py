@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import time
@@ -30,6 +31,9 @@ TYPES = ("text/", "application/json", "application/xhtml+xml", "application/xml"
 PORTS = {"http": 80, "https": 443}
 WRITTEN = "!#$%&'()*+,/:;=?@[]"
 """Characters beside letters and digits that an address keeps; others (中, a space) are percent-encoded."""
+
+
+_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 
 
 class Refused(Exception):
@@ -195,9 +199,12 @@ class FetchTool(Tool):
             raise Refused(f"{url} answered {status}")
         if not kind.startswith(TYPES):
             raise Refused(f"{url} is {kind}, not text")
+        # a page whose server names no encoding may do so itself
+        own = _CHARSET.search(body[:2048]) if "html" in kind else None
+        charset = headers.get_content_charset() or (own[1].decode() if own else "utf-8")
         try:
-            text = body.decode(headers.get_content_charset() or "utf-8", "replace")
-        except LookupError:
+            text = body.decode(charset, "replace")
+        except (LookupError, UnicodeError):  # `idna`, for instance, knows no "replace"
             text = body.decode("utf-8", "replace")
         return html_text(text) if "html" in kind else text
 

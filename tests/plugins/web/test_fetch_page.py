@@ -37,6 +37,9 @@ async def test_a_page_becomes_text(site: Site) -> None:
     assert (await fetch(site, "/a?b=1#there")).text == "Head\n\nOne & two\n\nx\ny\n\nü"
     site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
     assert (await fetch(site, "/t", width=10)).text == "<b>xxxxxxx\n[… cut …]"
+    head = '<meta http-equiv="Content-Type" content="text/html; charset=gb2312">'
+    site.pages["/gb"] = (200, {"Content-Type": "text/html"}, f"{head}中文".encode("gbk"))
+    assert (await fetch(site, "/gb")).text == "中文"
     site.pages["/w/%E4%B8%AD%20a?q=%C3%A9%20%"] = site.pages["/t"]
     site.pages["/moved"] = (302, {"Location": "/w/中 a?q=é%20%".encode().decode("latin-1")}, b"")
     for path in ("/w/中 a?q=é%20%", "/moved"):
