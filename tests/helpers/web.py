@@ -96,7 +96,7 @@ class Site:
             def reply(self, body: bytes) -> None:
                 site.seen.append((self.command, self.path, body))
                 status, headers, page = site.pages.get(self.path, (404, {}, b"missing"))
-                length = 1 << 20 if self.path == "/endless" else len(page)
+                length = 1 << 20 if self.path in ("/endless", "/cut") else len(page)
                 self.begin(status, length, {"Content-Type": "text/html; charset=utf-8", **headers})
                 try:
                     self.wfile.write(page)

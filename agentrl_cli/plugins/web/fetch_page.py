@@ -170,6 +170,8 @@ class FetchTool(Tool):
                 body += chunk
                 if len(body) > self.kilobytes * 1024:
                     raise Refused(f"the page is larger than {self.kilobytes} KiB")
+            if answer.length:  # `read1` ends as at the end of the page
+                raise http.client.IncompleteRead(body, answer.length)
             return answer.status, answer.headers, body
         finally:
             connection.close()

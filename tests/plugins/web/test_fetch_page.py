@@ -136,13 +136,15 @@ async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
     site.pages |= {
         "/big": (200, {}, b"x" * 300_000),
         "/endless": (200, {}, b"x"),
+        "/cut": (200, {}, b"x"),
         "/image": (200, {"Content-Type": "image/png"}, b"x"),
     }
     for path, words in (("/big", "larger than 64 KiB"), ("/image", "image/png, not text")):
         result = await fetch(site, path, kilobytes=64)
         assert result.error == "refused" and words in result.text
     assert (await fetch(site, "/endless", kilobytes=100_000, seconds=0.3)).error == "timeout"
-    assert (await fetch(site, "http://127.0.0.1:9/")).error == "exception"
+    for path in ("http://127.0.0.1:9/", "/cut"):
+        assert (await fetch(site, path)).error == "exception"
     with pytest.raises(ConfigError):
         FetchTool(["a"], seconds=0)
 
