@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.agents.runners import AgentRollout, require_agents
 from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.hooks.waits import Watchman
+from agentrl_cli.hooks.waits import Watchman, interruptible
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -87,10 +87,10 @@ async def open_runtime(
 
     `loading`: the settings by which the model is loaded; None: `config`. Raises AgentRLErrors for a user's mistakes.
     """
-    from agentrl_cli.chat.audit import require_calls_read
-    from agentrl_cli.policies.load import load_policy
-
     one_heap()
+    with interruptible():
+        from agentrl_cli.chat.audit import require_calls_read
+        from agentrl_cli.policies.load import load_policy
     async with contextlib.AsyncExitStack() as stack:
         if not trainable:  # a training has its own, which stores what it says
             stack.enter_context(Watchman(_print_waits))
@@ -101,9 +101,10 @@ async def open_runtime(
         served = await _start_servers(stack, loading or config, base, db, spec)
         limited = limits_of(served, parts.packs)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
-        loaded = load_policy(
-            spec, limited, base=base, store=store, trainable=trainable, conversations=held
-        )
+        with interruptible():
+            loaded = load_policy(
+                spec, limited, base=base, store=store, trainable=trainable, conversations=held
+            )
         stack.push_async_callback(loaded.policy.close)
         await _require_servers(loaded.policy)
         if trainable and any(pack.tools for pack in parts.packs.values()):
@@ -236,12 +237,13 @@ async def run_training(
 
     `begin` makes or finds the row when all is open; `on_step` gets a step's metrics; `accept_changes`: see Trainer.
     """
-    from agentrl_cli.learning.objective import check
-    from agentrl_cli.trainer import build_trainer
-    from agentrl_cli.trainer.compute import find_learner
+    with interruptible():
+        from agentrl_cli.learning.objective import check
+        from agentrl_cli.trainer import build_trainer
+        from agentrl_cli.trainer.compute import find_learner
 
-    check(config.algo)
-    maker = find_learner(config)
+        check(config.algo)
+        maker = find_learner(config)
     with open_team(config, base, db.parent / "logs") as team:
         async with open_runtime(
             config,

@@ -118,12 +118,14 @@ async def load_runtime(
     context: Context, config: Config, spec: str | None
 ) -> AsyncIterator[Runtime]:
     """Open the parts of `config` in a project; prints that the model loads, and what isolates nothing."""
+    from agentrl_cli.hooks.waits import interruptible
+
     name = spec or config.model.name
     announce_loading(name)
     async with AsyncExitStack() as stack:
         with Progress(f"loading {name}", bar=False):
-            from agentrl_cli.runtime import open_runtime
-
+            with interruptible():
+                from agentrl_cli.runtime import open_runtime
             opened = open_runtime(config, base=context.project, db=context.db, spec=spec)
             runtime = await stack.enter_async_context(opened)
         warn_unsafe(runtime.sandbox)

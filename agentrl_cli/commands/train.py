@@ -187,8 +187,6 @@ def _train_here(
             bar.advance()
 
     async def train() -> None:
-        from agentrl_cli.runtime import run_training
-
         try:
             await run_training(
                 context.config,
@@ -208,6 +206,8 @@ def _train_here(
     restart = restart_after_gpu_fault(*place, begun, as_json=process.as_json, narrate=narrate)
     with restart, data_stdout():
         announce_loading()
+        from agentrl_cli.runtime import run_training
+
         progress = Progress("train", context.config.train.steps, eta=False)
         with progress if sys.stderr.isatty() else contextlib.nullcontext() as bar:
             asyncio.run(train())

@@ -86,6 +86,33 @@ def waiting(text: str, episode: str = "", *, moves: bool = True) -> Iterator[Non
             advance()
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a block that awaits nothing at once: asyncio's own handler would wait for the next await.
+
+    A script's own handler stays as it is.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    runner = getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners"
+    if not runner or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:  # a callback of an import dropped it
+        raise KeyboardInterrupt
+
+
 def waits() -> list[Wait]:
     """Return everything that is waited for, the oldest first: the innermost of each chain.
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -418,3 +419,18 @@ def test_an_interrupt_of_an_import_ends_without_a_traceback(module: str, tmp_pat
     (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     said = run("ls", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (said.returncode, said.stderr) == (130, "Error: Interrupted.\n")
+
+
+def test_an_interrupt_ends_a_model_that_loads_and_a_chat_that_reads(tmp_path: Path) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [echo-task]}\n")
+    slow = "import pathlib, signal\ndef make(source):\n    signal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / "slow.py").write_text(slow + "    pathlib.Path('loaded').touch()\n")
+    said = run("rollout", "-n", "1", "--set", "remote.backend=slow.py:make", cwd=tmp_path)
+    assert said.returncode == 130 and said.stderr.endswith("Error: Interrupted.\n")
+    assert not (tmp_path / "loaded").exists(), "the first Ctrl-C waited for the model"
+    command = [sys.executable, "-m", "agentrl_cli", "chat", "--plain", "--model", "scripted"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=-1, stdout=-1, stderr=-1) as chat:
+        assert chat.stdout is not None and chat.stdout.readline()
+        chat.send_signal(signal.SIGINT)
+        assert chat.wait() == 130, "it waited for a line"

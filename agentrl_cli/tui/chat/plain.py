@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, PolicyError
+from agentrl_cli.hooks.waits import interruptible
 from agentrl_cli.reports.legend import LEGEND, legend_lines
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.commands import HELP, MODES, Command, carry_out, parse_command
@@ -50,9 +51,10 @@ class PlainChat:
     async def run(self, lines: Iterator[str], prompt: Callable[[], None]) -> int:
         """Chats until `/quit` or the end of `lines`; `prompt` is called before each. Returns the exit status."""
 
-        async def read() -> str | None:
+        def read() -> str | None:
             prompt()
-            return await asyncio.to_thread(next, lines, None)
+            with interruptible():  # the child is idle, and a thread would outlive Ctrl-C
+                return next(lines, None)
 
         self._read = read
         await self.client.start()
@@ -61,13 +63,16 @@ class PlainChat:
             await self._until_idle()
             if self._over:
                 return 1
-            while not self._over and (line := await read()) is not None:
+            while not self._over and (line := read()) is not None:
                 await carry_out(parse_command(line), self)
             return 0
         except AgentRLError as error:
             if self.emit is None or not self._fatal:
                 self._show({"ev": "error", "message": error.message, "hint": error.hint})
             return error.exit_code
+        except asyncio.CancelledError:  # Ctrl-C: a model that loads answers nothing
+            await self.client.kill()
+            raise
         finally:
             await self.client.stop()
 
@@ -124,7 +129,7 @@ class PlainChat:
 
     async def _decide(self) -> None:
         """Asks about tool calls; the end of input refuses them, and so does leaving."""
-        while (line := await self._read()) is not None:
+        while (line := self._read()) is not None:
             command = parse_command(line, asked=True)
             if command.op == "answer":
                 await self.client.send("answer", **command.values)
