@@ -76,7 +76,6 @@ class Finding:
 
 
 BASE = "agentrl train --model MODEL --set train.lr=LOWER"
-WARM = "agentrl sft warm"
 RULES: tuple[Rule, ...] = (
     Rule("mask", "template", "bad", find.count("flags/MASK", "MASK"),
          "{value:.0f} episodes count tokens as sampled that lie outside the model's turns, or lack a log-probability.",
@@ -109,7 +108,7 @@ RULES: tuple[Rule, ...] = (
          "Set the parser of its syntax.", "agentrl train --set model.chat.parser=PARSER"),
     Rule("malformed", "calls", "warn", find.malformed(read=False),
          "{value:.0%} of the episodes hold a call that cannot be parsed, most often: {text} ({count}×).",
-         "If this is the model's syntax, set model.chat.parser; else show it well-formed calls first.", WARM),
+         "If this is the model's syntax, set model.chat.parser; else show it well-formed calls first.", find.WARM),
     Rule("truncated", "calls", "warn", find.over("completions/clipped_ratio", 0.5, "TRUNC"),
          "{value:.0%} of the episodes end at a token limit, and are graded unfinished.",
          "Raise rollout.max_new_tokens or rollout.max_tokens, or set algo.length_penalty.overlong.",
@@ -124,12 +123,12 @@ RULES: tuple[Rule, ...] = (
          "agentrl tools call TOOL ARGUMENTS"),
     Rule("malformed", "tools", "warn", find.unless_contradicted(find.malformed(read=True)),
          "{value:.0%} of the episodes hold a call that does not fit its tool, most often: {text} ({count}×).",
-         "Training fixes it where some calls fit; else show the model right calls first.", WARM),
+         "Training fixes it where some calls fit; else show the model right calls first.", find.WARM),
     Rule("arguments", "tools", "warn", find.unless_contradicted(find.arguments),
          "{value:.0%} of the calls have arguments that are not as the question says them: {call} for"
          " “{question}”{answer}.",
          "Ask shorter, with the arguments in quotes and in the words of the tool's schema; or show right calls first.",
-         WARM),
+         find.WARM),
     Rule("ungraded", "grader", "bad", find.ungraded,
          "{value:.0f} episodes have no grade, because their primary reward is None ({named}): masked, not zero.",
          "Return a number from it, or leave the part out for such rows.", "agentrl ls -f outcome:ungraded"),
@@ -153,8 +152,8 @@ RULES: tuple[Rule, ...] = (
          "Raise rollout.temperature (1 is what the gradient assumes).", "agentrl train --set rollout.temperature=1"),
     Rule("all_failed", "groups", "warn", course.all_failed,
          "Every attempt failed in {value:.0%} of the groups, most often: {why}. There is nothing to reinforce.",
-         "If the check finds the grader sound: a warm start (`agentrl sft warm`, from a stronger model with --teacher),"
-         " easier rows, a larger group or another model.",
+         "If the check finds the grader sound: a warm start on the pack's or a stronger model's solutions"
+         " (`agentrl sft --help`), easier rows, a larger group or another model.",
          "agentrl check"),
     Rule("no_signal", "groups", "warn", course.no_signal,
          "{text}", "Try task.order=curriculum, rollout.resample_rounds, a larger group or other rows.",

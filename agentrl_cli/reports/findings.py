@@ -57,6 +57,7 @@ class Hit:
 
 TRAIN = "agentrl train" + " --set"
 """The beginning of a command that trains from the start with one setting changed."""
+WARM = "agentrl sft warm"
 Find = Callable[[Evidence], Hit | None]
 
 
@@ -69,6 +70,13 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
     )
     longer = str(e.get("rollout", "max_new_tokens", 256) * 4)
     command = command.replace("…", words.get("named", ""))
+    if command == WARM and not _demonstrated(e.run):
+        right = any(one.solved for one in e.episodes)
+        command = (
+            f"{WARM} --from-store 'run:RUN outcome:solved'"
+            if right
+            else "agentrl doctor --model MODEL"
+        )
     if "PART" in command and not words.get("moved"):
         return "agentrl check --all"
     if not best:  # the best checkpoint is the base
@@ -79,8 +87,21 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
         "PARSER": words.get("parser", ""), "PART": words.get("moved", ""),
         "TOOL": words.get("tool", ""), "ARGUMENTS": shlex.quote(words.get("arguments", "{}")),
     }  # fmt: skip
-    filled = re.sub(r"\b[A-Z]{3,}\b", lambda m: values.get(m[0], m[0]), command)
-    return keep_settings(filled, e.run)
+    return keep_settings(re.sub(r"\b[A-Z]{3,}\b", lambda m: values.get(m[0], m[0]), command), e.run)
+
+
+def _demonstrated(run: RunRow) -> bool:
+    """Whether every pack of a run has demonstrations, as its task.py reads without being run."""
+    has = re.compile(r"^(?:\w.*)?\b(?:solve|demonstrate)\b", re.MULTILINE)
+    files = [folder / "task.py" for folder in _packs_of(run)[1]]
+    return all(f.is_file() and has.search(f.read_text("utf-8", "replace")) for f in files)
+
+
+def _packs_of(run: RunRow) -> tuple[Path | None, list[Path]]:
+    """Return the project of a run and the folders of its packs."""
+    project = find_project(Path(run.dir)) if run.dir else None
+    packs = [pack_path(name, project) for name in run.config["task"]["packs"]] if project else []
+    return project, [folder for folder in packs if folder is not None]
 
 
 def keep_settings(command: str, run: RunRow) -> str:
@@ -91,10 +112,8 @@ def keep_settings(command: str, run: RunRow) -> str:
     file = Path(run.dir) / "config.yaml"
     if not (run.dir and command.startswith(TRAIN) and file.is_file()):
         return command
-    project = find_project(file.parent)
-    packs = [pack_path(name, project) for name in run.config["task"]["packs"]] if project else []
-    read = [project / PROJECT_FILE] if project else []
-    read += [folder / "task.yaml" for folder in packs if folder is not None]
+    project, packs = _packs_of(run)
+    read = [*([project / PROJECT_FILE] if project else []), *(p / "task.yaml" for p in packs)]
     with contextlib.suppress(
         AgentRLError, OSError
     ):  # a project that is no longer valid says nothing

@@ -456,6 +456,17 @@ def test_a_command_keeps_the_settings_that_a_run_was_given(
         assert not caplog.text, "an old name is warned of once, not with every advice"
     (tmp_path / "task.yaml").write_text("name: calc\ndefaults: {train: {lr: 0.5}}\n")
     assert "config.yaml" in keep_settings(command, run), "its pack sets another rate by now"
+    bad = replace(PLANTED["malformed"], run=run)
+    for solution, solved, wanted in (
+        ("def solve(row): ...", 1.0, "agentrl sft warm"),
+        ("from x import solve", 1.0, "agentrl sft warm"),
+        ("# solve it", 1.0, f"agentrl sft warm --from-store 'run:{run.name} outcome:solved'"),
+        ("", 0.0, "agentrl doctor --model tiny"),
+    ):
+        (tmp_path / "task.py").write_text(solution)
+        more = [*bad.episodes, attempt(9, primary=solved)]
+        cause = first_fault(diagnose(replace(bad, episodes=more)))
+        assert cause is not None and cause.command == wanted
 
 
 def test_the_band_holds_the_seeds_and_half_their_distance_more() -> None:
