@@ -232,7 +232,9 @@ class Trainer:
             self.reporter.log("warn", OTHER_MEASURE.format(step=self.step))
         known = [row for row in self.store.runs.evals(self.run.id) if row.step == self.step]
         if known:  # killed since: perhaps before the step had it
-            await self._take_rate(known[0].pass_rate)
+            rate = known[0].pass_rate
+            self.reporter.log("info", f"step {self.step} was evaluated already: {_show(rate)}")
+            await self._take_rate(rate)
             return None
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
@@ -242,8 +244,7 @@ class Trainer:
         with self.controls.announce(f"evaluation of {tasks}"):
             given = (probe, alike, config.train.eval.samples, config.seed)
             result = await evaluate_policy(*given, run_id=self.run.id, step=self.step)
-        shown = "nothing could be graded" if result.pass_rate is None else f"{result.pass_rate:.3f}"
-        self.narrate(f"step {self.step}: evaluation {shown} on {tasks}")
+        self.narrate(f"step {self.step}: evaluation {_show(result.pass_rate)} on {tasks}")
         await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
         await self._take_rate(result.pass_rate)
         return result
@@ -292,3 +293,8 @@ class Trainer:
             from agentrl_cli.rollout.rehearse import rehearse
 
             self.reporter.rehearsal(await rehearse(self.loaded.chat))
+
+
+def _show(rate: float | None) -> str:
+    """Return the share solved in an evaluation as text."""
+    return "nothing could be graded" if rate is None else f"{rate:.3f}"

@@ -309,7 +309,8 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         "train.eval.every": [3],
     }
     given = [("set", {"key": key, "value": v}) for key, values in wanted.items() for v in values]
-    asking = Asking(tmp_path / "runs" / "agentrl.db", *given, ("checkpoint", {}), ("evaluate", {}))
+    given += [("checkpoint", {}), ("evaluate", {}), ("evaluate", {})]
+    asking = Asking(tmp_path / "runs" / "agentrl.db", *given)
     algo, train = {"drop_zero_variance": False}, {"steps": 2, "eval_tasks": 2, "eval_samples": 1}
     async with after_training(tmp_path, model, [asking], algo=algo, train=train) as (trainer, run):
         store = trainer.store
@@ -320,6 +321,7 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         # A changed setting is never applied to steps from before it: a kill leads back to this checkpoint.
         assert [c.step for c in store.runs.checkpoints(run.id) if c.kind == "step"] == [1]
         assert [(row.step, row.n_tasks) for row in store.runs.evals(run.id)] == [(1, 2), (3, 2)]
+        assert "step 1 was evaluated already: 0" in str(store.journal.logs(run.id))
         # What was changed is written down: a resume continues with it.
         assert run.config["train"]["lr"] == trainer.config.train.lr == 0.25
         assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
