@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,17 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 _LOG = logging.getLogger(__name__)
+
+
+SHAPE = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "target_modules",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+"""Settings of an adapter that its folder fixes, and peft's names of them."""
 
 
 @dataclass(slots=True)
@@ -230,6 +242,8 @@ def load_weights(
             name_base(model, folder.name, None)
         elif (inside := portable(str(folder), (base,))) != str(folder):
             name_base(model, inside, None)
+    if trainable and config.adapter.enabled:
+        _require_shape(config.adapter, model, name)
     if trainable:
         avoid(model, verdict_of(next(model.parameters()).device).ways)
     return model
@@ -243,6 +257,25 @@ def _require_used(adapter: LoraConfig, folder: Path) -> None:
             f"adapter.path ({adapter.path}) would not be trained: {why}.",
             hint="Train it on a base with --lora, or leave adapter.path out.",
         )
+
+
+def _require_shape(adapter: LoraConfig, model: Any, name: str) -> None:
+    """Raise ConfigError for a setting of `adapter` that is not so in the adapter that the model came with."""
+    has, default = model.peft_config["default"], LoraConfig()
+    source = adapter.path or name
+
+    def plain(value: Any) -> Any:  # peft writes out "all-linear" as the whole names of its layers
+        many = isinstance(value, (list, set))
+        return sorted({each.rpartition(".")[2] for each in value}) if many else value
+
+    for key, peft in SHAPE.items():
+        wanted, there = plain(getattr(adapter, key)), plain(getattr(has, peft, None))
+        if wanted not in (there, getattr(default, key)):
+            raise ConfigError(
+                f"adapter.{key} ({wanted}) would have no effect: the adapter {source} has {there}.",
+                hint=f"Leave adapter.{key} out, or train another on the merged model: agentrl merge"
+                f" {shlex.quote(source)} merged && agentrl train --lora --model merged",
+            )
 
 
 def _no_model() -> nn.Module:

@@ -253,12 +253,22 @@ def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(
     assert (reported["base_model_name_or_path"], reported["revision"]) == ("org/name", "v1")
     with pytest.raises(ModelError, match="org/name cannot be had"):
         adapter_base(tmp_path / "adapter", ModelConfig(offline=True), base=tmp_path)
-    for name, enabled, why in ((source, False, "enabled is false"), ("adapter", True, "itself")):
-        given = {"model": {"name": str(name)}, "adapter": {"path": "adapter", "enabled": enabled}}
-        loaded.peft_config["default"].base_model_name_or_path = str(source)
-        loaded.peft_config["default"].save_pretrained(str(tmp_path / "adapter"))
-        with pytest.raises(ConfigError, match=f"would not be trained.*{why}"):
+    loaded.peft_config["default"].base_model_name_or_path = str(source)
+    loaded.peft_config["default"].save_pretrained(str(tmp_path / "adapter"))
+    path, has = {"path": "adapter"}, "would have no effect: the adapter adapter has"
+    targets = ["q_proj"]
+    for name, adapter, why in (
+        (source, {**path, "enabled": False}, "would not be trained.*enabled is false"),
+        ("adapter", {**path, "enabled": True}, "would not be trained.*itself"),
+        ("adapter", {"enabled": True, "r": 8}, rf"adapter.r \(8\) {has} 2"),
+        (source, {**path, "enabled": True, "use_dora": True}, rf"use_dora \(True\) {has} False"),
+        ("adapter", {"enabled": True, "target_modules": targets}, rf"{has} \['down_proj', "),
+    ):
+        given = {"model": {"name": str(name)}, "adapter": adapter}
+        with pytest.raises(ConfigError, match=why):
             load_policy(None, Config.model_validate(given), base=tmp_path, trainable=True)
+    given = {"model": {"name": "adapter"}, "adapter": {"enabled": True, "r": 2, "alpha": 32}}
+    load_policy(None, Config.model_validate(given), base=tmp_path, trainable=True)
 
 
 def unusable(folder: Path, kind: str) -> Path:
