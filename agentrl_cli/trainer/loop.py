@@ -137,6 +137,10 @@ class Trainer:
         if self.config.train.heal and (base or not self.checkpoints.lead_back()):
             await self._save("step")  # for a fall before the first one that is due
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
+        if self.step < self.config.train.steps and not self.controls.stopping:
+            rollout = self.config.rollout
+            count = pluralise(rollout.prompts_per_step * rollout.group_size, "episode")
+            self.narrate(f"step {self.step + 1}: sampling {count} …")
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)
             if (
@@ -239,6 +243,8 @@ class Trainer:
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
         tasks = pluralise(len(self.eval_tasks), "task")
+        if self.step == 0:
+            self.narrate(f"step 0: evaluating the base on {tasks} …")
         # Held-out training tasks count with the split of the packs that have one: the rate is of all of them.
         alike = [replace(task, split=self.eval_tasks[0].split) for task in self.eval_tasks]
         with self.controls.announce(f"evaluation of {tasks}"):

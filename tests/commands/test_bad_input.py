@@ -292,8 +292,8 @@ def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:
 def test_settings_for_a_finished_run_are_not_dropped_in_silence(
     tmp_path: Path, model: Path, cli: Cli
 ) -> None:
-    write_project(tmp_path, model, train={"steps": 1})
-    cli("train")
+    write_project(tmp_path, model, train={"steps": 1, "eval_every": 1, "eval_tasks": 1})
+    cli("train", said=("evaluating the base on 1 task …", "step 1: sampling 8 episodes …"))
     cli("train", "--resume", "last", said="nothing left to do")
     assert "Not applied" not in cli.err
     more = ("--set", "train.save.every=7", "--lr", "0.5")
