@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from agentrl_cli._version import __version__
 from agentrl_cli.commands.boundary import ESCAPES, report, silence_stdout
+from agentrl_cli.commands.place import begin_command
 from agentrl_cli.commands.renamed import translate
 from agentrl_cli.errors import AgentRLError, UsageError, nearest
 from agentrl_cli.registry import resolve, trust
@@ -218,6 +219,7 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPES)
+    begin_command(lambda name: load_command(name) if name in commands() else None)
     try:
         given = sys.argv[1:] if args is None else args
         for number, arg in enumerate(given, 1):

@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from agentrl_cli._version import __version__
+from agentrl_cli.commands.place import locate
 from agentrl_cli.errors import AgentRLError, disk_problem, nearest
 from agentrl_cli.registry.files import pip_line
 
@@ -81,6 +82,7 @@ def _usage_error(error: typer.TyperException) -> int:
 def _fail(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
     from agentrl_cli.tui.common.plain_text import harmless
 
+    message, hint = locate(message), locate(hint)
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     head, tail = ("\x1b[31mError:\x1b[0m ", "\x1b[2m") if colour else ("Error: ", "")
     print(head + (harmless(message) if sys.stderr.isatty() else message), file=sys.stderr)

@@ -44,6 +44,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.boundary import ESCAPES
+from agentrl_cli.commands.place import keep_place, locate
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
 from agentrl_cli.tui.common.plain_text import STEERS, UNPAINTED, harmless
@@ -61,13 +62,20 @@ if TYPE_CHECKING:
 ProjectOption = Annotated[
     Path | None,
     typer.Option(
-        "--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: found upwards."
+        "--project",
+        "-p",
+        envvar="AGENTRL_PROJECT",
+        help="Project folder; default: found upwards.",
+        callback=keep_place,
     ),
 ]
 DbOption = Annotated[
     Path | None,
     typer.Option(
-        "--db", envvar="AGENTRL_DB", help="The store; default: runs/agentrl.db of the project."
+        "--db",
+        envvar="AGENTRL_DB",
+        help="The store; default: runs/agentrl.db of the project.",
+        callback=keep_place,
     ),
 ]
 ConfigOption = Annotated[
@@ -216,7 +224,8 @@ def answer(as_json: bool, value: Any, text: str) -> None:
 
 
 def narrate(text: str = "") -> None:
-    """Print one line for people to stderr; on a terminal as harmless as `echo`."""
+    """Print one line for people to stderr; on a terminal as harmless as `echo`. Its commands name the place."""
+    text = locate(text)
     print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
@@ -227,6 +236,7 @@ def announce_loading(name: str = "the model") -> None:
 
 def warn(text: str) -> None:
     """Print a warning to stderr; yellow on a terminal."""
+    text = locate(text)
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         print(f"\x1b[33m{harmless(text)}\x1b[0m", file=sys.stderr, flush=True)
     else:

@@ -1,9 +1,15 @@
-"""Where the store of a command is, found without building a configuration."""
+"""Where the store of a command is, found without building a configuration; and the place in commands of messages."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
@@ -32,6 +38,46 @@ def find_db(
         init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
         raise NotFound(f"No store at {path}.", hint=init + makes)
     return path.absolute()
+
+
+_given: dict[str, str] = {}
+_load: list[Callable[[str], Any]] = []
+
+
+def begin_command(load: Callable[[str], Any]) -> None:
+    """Forget the place of an earlier command; `load` returns a command by its name, None if there is no such one."""
+    _given.clear()
+    _load[:] = [load]
+
+
+def keep_place(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Note the value of an option that names a place, unless it is of the environment."""
+    source = ctx.get_parameter_source(str(param.name))
+    if value is not None and source is not None and source.name == "COMMANDLINE":
+        _given[param.opts[0]] = str(value)
+    return value
+
+
+def locate(text: str) -> str:
+    """Return a message whose commands name the --project and --db of this one: they run as printed."""
+
+    def name_place(found: re.Match[str]) -> str:
+        command, words = _load[0](found[1]), found[0]
+        if subs := getattr(command, "commands", None):
+            command = subs.get((found[2] or "").strip())
+        else:
+            words = words.removesuffix(found[2] or "")
+        rest = text[found.start() + len(words) :]
+        taken = {name for one in getattr(command, "params", ()) for name in one.opts}
+        span = re.split("[`\n]", rest)[0]
+        more = [
+            f" {name} {shlex.quote(value)}"
+            for name, value in _given.items()
+            if name in taken and name not in span and not rest.startswith(" --help")
+        ]
+        return words + "".join(more) + found[0].removeprefix(words)
+
+    return re.sub(r"(?<![\w./-])agentrl ([a-z]+)( [a-z]+)?", name_place, text) if _given else text
 
 
 def place_in(name: str) -> tuple[int, int] | None:

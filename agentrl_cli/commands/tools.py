@@ -27,6 +27,7 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.commands.place import locate
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import NotFound, UsageError
 
@@ -94,7 +95,7 @@ def show(
         echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
         given = shlex.quote(json.dumps(dict(example), ensure_ascii=False))
-        echo(f"\nagentrl tools call {shlex.quote(name)} {given}")
+        echo(locate(f"\nagentrl tools call {shlex.quote(name)} {given}"))
 
 
 LIMITS = {

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +34,6 @@ from agentrl_cli.commands.options import (
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import RunFailed, UsageError, pluralise
-from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 
@@ -230,9 +228,6 @@ def _conclude(context: Context, run: RunRow, *, watched: bool = False) -> None:
     from agentrl_cli.store.checkpoint_names import explain_best
 
     again, begin = f"agentrl train --resume {run.name}", ""
-    away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
-    if away and (context.project / PROJECT_FILE).is_file():
-        again += f" --project {shlex.quote(str(context.project))}"
     with Store.open(context.db, readonly=True) as store:
         kept = [checkpoint.step for checkpoint in store.runs.checkpoints(run.id)]
         if (newest := max(kept, default=0)) < run.step:

@@ -10,7 +10,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json
 from agentrl_cli.commands.options import StoreOptions
-from agentrl_cli.commands.place import place_in
+from agentrl_cli.commands.place import locate, place_in
 from agentrl_cli.errors import NotFound, pluralise
 from agentrl_cli.paths import find_project
 from agentrl_cli.registry import resolve
@@ -79,9 +79,9 @@ def _print_walk(run: RunRow, evidence: Evidence, json: bool) -> None:
     for one in itertools.takewhile(lambda x: cause is None or x.stage != cause.stage, lines):
         echo(f"  {one.stage:<10}  {one.level}")
     if cause is not None:
-        echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
+        echo(f"  {cause.stage:<10}  {cause.level}\n{locate(cause.line)}")
     else:
-        echo(f"No fault was found. {following}".rstrip())
+        echo(f"No fault was found. {locate(following)}".rstrip())
 
 
 def _explain_token(

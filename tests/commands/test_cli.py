@@ -414,6 +414,22 @@ def test_an_old_name_runs_and_prints_one_line(cli: Cli) -> None:
     assert cli.err == "`agentrl query` is now `agentrl ls --sql`.\n"
 
 
+def test_a_command_in_a_message_names_the_project_and_store_that_were_given(cli: Cli) -> None:
+    cli("init", "echo-task", "my pack")
+    at = ("--project", "my pack", "--db", "a b.db")
+    where = "--project 'my pack' --db 'a b.db'"
+    cli("rollout", "-n", "1", "--model", "scripted", *at, said=f"one: agentrl replay {where} last")
+    cli("replay", "last", "--plain", "--db", "a b.db")
+    cli("train", "--resume", "last", *at, code=2, said=f"`agentrl train {where}` starts")
+    cli("ls", "--db", "none.db", code=2, said="`agentrl rollout --db none.db` or `agentrl train")
+    cli("ls", "--dbs", *at, code=2, said="`agentrl ls --help` lists")
+    cli("db", "prune", *at, "--yes", "--keep", "", said=f"`agentrl db vacuum {where}` frees")
+    shown = cli("tools", "show", "calculator", *at[:2])
+    assert "agentrl tools call --project 'my pack' calculator" in shown
+    cli("train", "--resume", "last", code=2)
+    assert "my pack" not in cli.err, "the place of an earlier command"
+
+
 @pytest.mark.parametrize("module", ["typer", "pydantic"])  # before the boundary, and by Typer
 def test_an_interrupt_of_an_import_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")

@@ -43,7 +43,8 @@ def test_every_pack_becomes_a_valid_project(pack: str, init: Cli) -> None:
     assert adapted or whole
     at = ("train", "--project", "mine")
     if adapted:
-        said = f"agentrl merge {own.name} merged && agentrl train --full --model merged"
+        train = "agentrl train --project mine --full --model merged"
+        said = f"agentrl merge --project mine {own.name} merged && {train}"
         Cli(init.capture, init.folder)(*at, "--full", code=2, said=said)
     nothing = "The scripted policy has no weights."
     Cli(init.capture, init.folder)(*at, "--full", "--model", "scripted", code=2, said=nothing)

@@ -228,7 +228,7 @@ REFUSED = {
     "export best --force": "--force does nothing without --out",
     "export grpo-07 --report --run x": "--run does nothing with",
     "export -f reward:>0.2 last": "cannot be combined",
-    "export grpo-07": "agentrl export --report grpo-07",
+    "export grpo-07": "--report grpo-07` reports",
     "export grpo-0": "Runs of a similar name: grpo-0",
     "replay best --svg a.svg --json": "--json does nothing with --svg",
     "replay best --script a.json": "--script does nothing without --whatif",

@@ -400,7 +400,7 @@ def test_the_command_reads_a_store(tmp_path: Path, cli: Cli) -> None:
         store.episodes.add(one.with_(run_id=run.id, kind="train") for one in seen.episodes)
         for row in seen.steps:
             store.runs.add_step(run.id, row["step"], row)
-    said = cli("why", *where).splitlines()
+    said = cli("why", *where).replace(f" {' '.join(where)}", "").splitlines()
     assert said[1:4] == ["  template    ok", "  calls       ok", "  tools       warn"]
     assert said[4] == first_fault(diagnose(seen)).line  # type: ignore[union-attr]
     found = cli.json("why", "demo", *where)

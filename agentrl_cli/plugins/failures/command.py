@@ -12,6 +12,7 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate, warn
 from agentrl_cli.commands.options import StoreOptions, refuse_idle
+from agentrl_cli.commands.place import locate
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import UsageError, pluralise
 
@@ -110,7 +111,7 @@ def _show(mode: Mode, *, again: bool) -> None:
         echo(f"              sampled again from the fork: {share} with the same acts solved it")
     for one in mode.examples:
         place = f' --whatif "turn={one.turn} n=4"' if again and one.turn else f"@t{one.turn}"
-        echo(f"              agentrl replay {one.attempt.id}{place}")
+        echo(locate(f"              agentrl replay {one.attempt.id}{place}"))
 
 
 def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool) -> None:

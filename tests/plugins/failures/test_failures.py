@@ -215,7 +215,7 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     db = ("--db", "agentrl.db")
     report = cli.json("failures", *db)
     assert report["failed"] == 8 and len(report["modes"]) == 6
-    said = cli("failures", *db)
+    said = cli("failures", *db).replace(f" {' '.join(db)}", "")
     assert "agentrl replay e9@t0" in said and 'agentrl replay e4 --whatif "turn=1 n=4"' in said
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text(
