@@ -56,8 +56,8 @@ class OpenEnv:
         if self.score not in ("", "last"):
             raise LookupError("score", self.score, ["last"])
         options = dict(config["options"])
-        self.goal, self.size = str(options.pop("goal", "")), int(options.pop("size", 64))
-        self.patience = float(options.pop("patience", PATIENCE))
+        self.goal, self.size = str(options.pop("goal", "")), _number(options, "size", 64)
+        self.patience = _number(options, "patience", PATIENCE)
         self.options = options
         token = os.environ.get("OPENENV_TOKEN")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -102,6 +102,15 @@ class OpenEnv:
                 if len(data) > LARGEST or time.monotonic() > until:
                     raise ValueError(f"{path} is longer than {LARGEST} bytes or {patience:g} s")
         return json.loads(data)
+
+
+def _number(options: dict[str, Any], name: str, default: Any) -> Any:
+    """Take a number of the default's type out of the options. Raises ValueError."""
+    given = options.pop(name, default)
+    try:
+        return type(default)(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={given} is not a number") from None
 
 
 def _serve_class(name: str, folder: str) -> tuple[str, IO[str]]:

@@ -386,6 +386,8 @@ async def test_a_step_refused_in_an_odd_way_is_answered(
     server: tuple[str, str], tmp_path: Path, cli: Cli
 ) -> None:
     url, python = server
-    cli("init", "odd", "--from", f"openenv:{url}/errors?size=2", "--python", python)
+    odd = ("init", "odd", "--python", python, "--from", f"openenv:{url}/errors?size=")
+    cli(*odd[:-1], f"{odd[-1]}two", code=1, said="size=two is not a number")
+    cli(*odd[:-1], f"{odd[-1]}2")
     episode = await episode_of(tmp_path / "odd", [call("go")] * 2, max_turns=2)
     assert episode.error == "" and "Error: [3]" in str(episode.turns[3].messages)
