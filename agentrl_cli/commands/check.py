@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from agentrl_cli.paths import find_pack, find_project, portable
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.runtime import Runtime
     from agentrl_cli.types import Episode
 
 ROLLOUTS = 16
@@ -107,8 +109,9 @@ def _try(
     config.task.packs = portable([result["folder"]], (context.project,))
     try:
         here = dataclasses.replace(context, config=config)
+        size, split = min(ATTEMPTS, rollouts), config.task.split_train
         run, episodes = asyncio.run(
-            sample(here, model, tasks, min(ATTEMPTS, rollouts), config.task.split_train, True)
+            sample(here, model, tasks, size, split, True, partial(_report_template, result["pack"]))
         )
     except (ModelError, EnvironmentProblem, PolicyError) as problem:
         warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
@@ -135,6 +138,17 @@ def _try(
                 narrate(f"{result['pack']}: {line}")
     finding = report(cause) if cause else None
     return {**dataclasses.asdict(found), "verdict": found.verdict, "finding": finding}
+
+
+def _report_template(pack: str, runtime: Runtime) -> None:
+    """Print what the template of a model in this process lacks for the tools of a pack."""
+    from agentrl_cli.chat.audit import audit
+
+    if runtime.loaded.model is None or not any(one.tools for one in runtime.packs.values()):
+        return
+    found = audit(runtime.loaded.chat)
+    for note in () if found.supports_tools and found.reads_calls else found.notes:
+        warn(f"{pack}: {note}")
 
 
 async def _check(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,10 +68,17 @@ def command(
 
 
 async def sample(
-    context: Context, model: str | None, count: int, group: int, split: str, tools: bool
+    context: Context,
+    model: str | None,
+    count: int,
+    group: int,
+    split: str,
+    tools: bool,
+    on_load: Callable[[Runtime], None] = lambda runtime: None,
 ) -> tuple[RunRow, list[Episode]]:
     """`group` attempts at each of `count` tasks, as a run in the store."""
     async with load_runtime(context, context.config, model) as runtime:
+        on_load(runtime)
         return await _attempt(runtime, context, count, group, split, tools)
 
 

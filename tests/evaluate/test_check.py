@@ -13,7 +13,7 @@ from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy
 from agentrl_cli.evaluate.abilities import ABILITIES, Found, measure, verdict
 from agentrl_cli.evaluate.grader_attacks import attack_graders
 from agentrl_cli.evaluate.pack_check import check_pack
-from agentrl_cli.paths import packs_dir
+from agentrl_cli.paths import bundled_model, packs_dir
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.tasks import load_pack
 from benchmarks.grader_attacks import attack, planted, sound_ones, write
@@ -271,3 +271,16 @@ def test_the_command_reports_each_ability_and_a_verdict(cli: Cli) -> None:
     assert [*lines] == [*(ability.name for ability in ABILITIES), "verdict"]
     assert lines["calls a new tool"]["status"] == "warn" and lines["abstains"]["status"] == "ok"
     assert "RL cannot begin" in lines["verdict"]["detail"]
+
+
+def test_a_template_without_tools_is_named_before_the_rollouts(tmp_path: Path, cli: Cli) -> None:
+    cli("init", "echo-task", ".")
+    cli("check", "--rollouts", "1")
+    assert "the template" not in cli.err
+    shutil.copytree(bundled_model("tiny"), tmp_path / "bare")
+    (tmp_path / "bare" / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    said = "echo-task: the template has no tool schemas: they are described in the system text"
+    cli("check", "--rollouts", "1", "--model", "bare", said=said)
