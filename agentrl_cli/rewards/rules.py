@@ -18,21 +18,28 @@ from agentrl_cli.rewards import RewardContext, Scored
 from agentrl_cli.types import Episode
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)")
+_ASCII = str.maketrans("．－＋−", ".-+-")
+"""Full-width signs, as their digits are read, too; and the minus of typesetting. A full-width comma lists numbers."""
 SQL_SECONDS, SQL_ROWS = 10.0, 100_000
 """Limits of a query that is compared."""
 
 
 def final_number(text: str) -> str | None:
     """Return the number after the last `####`, else the last one, without thousands separators; None if absent."""
-    found: list[str] = _NUMBER.findall(text.rpartition("####")[2])
+    found = _numbers(text.rpartition("####")[2])
     if not found:
         return None
-    chosen = found[0] if "####" in text else found[-1]
-    return chosen.replace(",", "")
+    return found[0] if "####" in text else found[-1]
+
+
+def _numbers(text: str) -> list[str]:
+    """Return the numbers in a text, in order, without thousands separators."""
+    return [number.replace(",", "") for number in _NUMBER.findall(text.translate(_ASCII))]
 
 
 def same_number(said: str | None, expected: str) -> bool:
     """True if both are the same number; `72` equals `72.0`."""
+    expected = expected.translate(_ASCII)
     try:
         return said is not None and abs(float(said) - float(expected.replace(",", ""))) < 1e-9
     except ValueError:
@@ -50,13 +57,13 @@ def contains(episode: Episode, ctx: RewardContext) -> Scored:
     """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers."""
     wanted = _find_expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
-    numbers = {number.replace(",", "") for number in _NUMBER.findall(ctx.final_text)}
+    numbers = set(_numbers(ctx.final_text))
     lost = [
         text
         for text in texts
         if not (
             any(same_number(number, text) for number in numbers)
-            if _NUMBER.fullmatch(text)
+            if _NUMBER.fullmatch(text.translate(_ASCII))
             else text.casefold() in ctx.final_text.casefold()
         )
     ]

@@ -218,6 +218,8 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
         ("a tip of $.50", ".50"),
         ("#### -.5", "-.5"),
         ("from 1..5", "5"),
+        ("答案是－１２．５。", "-１２.５"),
+        ("x = −3", "-3"),
         ("#### none", None),
         ("none", None),
     ],
@@ -232,6 +234,9 @@ async def test_rules() -> None:
     bare = Task("p/1", "p", "", "train", TASK.prompt)
     wanted = replace(bare, data={"gt": ["5", "apple"]})
     for text, expected in (("An Apple and 5", 1.0), ("An apple and 15", 0.0), ("5", 0.0)):
+        assert (await value(rules.contains, RewardContext(wanted, text)))[0] == expected
+    wanted = replace(bare, data={"gt": ["－１．５"]})
+    for text, expected in (("为－１．５度", 1.0), ("-1.5", 1.0), ("１．５", 0.0)):
         assert (await value(rules.contains, RewardContext(wanted, text)))[0] == expected
     with pytest.raises(EnvError, match="has no gt or"):
         await value(rules.contains, RewardContext(bare, "5"))
