@@ -9,6 +9,9 @@ from pydantic import Field
 from agentrl_cli.types import Sampling
 from agentrl_cli.types.section import Count, Group, OnOff, Positive, Repeats, Seconds, Section, Unit
 
+MIN_ROOM = 8
+"""An assistant turn with less room than this many tokens is not begun."""
+
 
 class ObservationConfig(Group):
     """The length of a tool result."""
@@ -92,8 +95,10 @@ class RolloutConfig(Section):
         default=None,
         description="tool or user messages before the episode is cut off; null: no limit",
     )
-    response_tokens: Positive | None = Field(
+    response_tokens: int | None = Field(
         default=None,
+        ge=MIN_ROOM,
+        lt=2**63,
         description="tokens of an episode after its prompt, besides max_tokens; null: no limit",
     )
     observation: ObservationConfig = Field(

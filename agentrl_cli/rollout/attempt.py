@@ -53,10 +53,8 @@ class Attempt:
 
     def limit_source(self) -> str:
         """Return what limits the tokens of the episode: the model, or a setting."""
-        most, own = self.limits.max_tokens, self.context.policy.context_length
-        if self.most < min(most, own):
-            return "rollout.response_tokens"
-        return "the model's own limit" if most >= own else "rollout.max_tokens"
+        longer = self.limits.max_tokens >= self.context.policy.context_length
+        return "the model's own limit" if longer else "rollout.max_tokens"
 
     # --- the life of an episode --------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.parse import Parsed, foreign_parser
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.chat.truncate import fit_results
+from agentrl_cli.config.rollout import MIN_ROOM
 from agentrl_cli.envs.tool_env import AssistantTurn, Step
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import MessagePolicy
@@ -30,9 +31,6 @@ from agentrl_cli.types import (
     Tokens,
 )
 from agentrl_cli.types.content import images_of
-
-MIN_ROOM = 8
-"""An assistant turn with less room than this many tokens is not begun."""
 
 
 class LoopAttempt(Attempt):

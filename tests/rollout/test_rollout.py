@@ -11,6 +11,7 @@ import pytest
 
 from agentrl_cli import Chat, Config, Pack, Reward, ScriptedPolicy, Tool, tool
 from agentrl_cli.chat.spans import Rendered
+from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.dispositions import decide
@@ -254,8 +255,9 @@ async def test_a_prompt_that_does_not_fit() -> None:
     assert found == (Outcome.TOO_LONG, 0, ())
     assert len(episode.tokens) > 900  # all of it is there to be looked at
     assert "a byte); more: --set rollout.max_tokens=" in episode.error
-    brief = await attempt(pack_of(), ["5"], response_tokens=1)
-    assert brief.error.endswith(", rollout.response_tokens")
+    assert (await attempt(pack_of(), ["5"], response_tokens=8)).trained_tokens
+    with pytest.raises(ConfigError, match=r"response_tokens.* 8"):  # no turn would begin
+        load_config(sets=["rollout.response_tokens=7"])
     narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
     assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
 
