@@ -143,12 +143,6 @@ class Journal(Part):
             (run_id, time.time(), level, name, value, threshold, clean(text), step),
         )
 
-    def alerts(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return the newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
-        return self._tail(
-            "alerts", "id, at, level, name, value, threshold, text", run_id, since, limit
-        )
-
     def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
         """Return alerts by kind, the newest last.
 

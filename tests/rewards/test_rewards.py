@@ -547,7 +547,7 @@ async def test_a_primary_reward_of_none_is_masked_counted_and_reported(
         run,
     ):
         found, step = episodes_of(trainer.store, run), trainer.store.runs.steps(run.id)[0]
-        alerts = {a["name"]: a for a in trainer.store.journal.alerts(run.id)}
+        alerts = {a["name"]: a for a in trainer.store.journal.folded_alerts(run.id)}
     nothing = [e for e in found if e.sample == 1]
     masked = (Outcome.UNGRADED, "skipped:ungraded", None, None)
     assert {(e.outcome, e.fact, e.reward, e.advantage) for e in nothing} == {masked}

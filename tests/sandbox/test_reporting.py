@@ -131,8 +131,11 @@ def test_a_run_without_isolation_is_marked_everywhere(tmp_path: Path, cli: Cli) 
         assert row.level == "bare" and row.run_id is not None
         # once, however many rounds a run has
         (event,) = (one for one in journal.events(row.run_id) if one["kind"] == "no_isolation")
-        (alert,) = (one for one in journal.alerts(row.run_id) if one["name"] == "no_isolation")
-    assert (event["data"]["level"], alert["level"]) == ("bare", "bad")
+        (alert,) = (
+            one for one in journal.folded_alerts(row.run_id) if one["name"] == "no_isolation"
+        )
+    found = (event["data"]["level"], alert["level"], alert["count"])
+    assert found == ("bare", "bad", 1)
     assert "isolates NOTHING" in str(alert["text"])
     for command in (["show", episode], ["replay", episode, "--plain"]):
         assert "bare: NO ISOLATION" in cli(*command, "--db", str(db))

@@ -108,7 +108,9 @@ def ending(project: Path) -> dict[str, Any]:
             ),
             "evals": [(row.step, row.pass_rate, row.n_samples) for row in store.runs.evals(run.id)],
             "checkpoints": sorted((c.kind, c.step) for c in store.runs.checkpoints(run.id)),
-            "alerts": sorted((a["name"], a["text"]) for a in store.journal.alerts(run.id)),
+            "alerts": sorted(
+                store.select("SELECT name, text FROM alerts WHERE run_id=?", (run.id,))
+            ),
             "weights": (last / "model.safetensors").read_bytes(),
         }
 

@@ -199,7 +199,7 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
         for episode in episodes:
             got = [row.got for row in marks.drift(episode.id) if row.kind == "structural"]
             assert got and " now" in got[0]
-        assert trainer.store.journal.alerts(run.id), "structural drift is an alert"
+        assert trainer.store.journal.folded_alerts(run.id), "structural drift is an alert"
 
 
 async def test_a_group_that_drift_skips_carries_no_signal(tmp_path: Path, model: Path) -> None:
@@ -316,8 +316,8 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         store = trainer.store
         assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25, 0.25]
         assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
-        refused = [a["text"] for a in store.journal.alerts(run.id) if a["name"] == "set_refused"]
-        assert len(refused) == 2 and "model.name" in refused[1]
+        refused = {a["name"]: a for a in store.journal.folded_alerts(run.id)}["set_refused"]
+        assert refused["count"] == 2 and "model.name" in refused["text"]
         # A changed setting is never applied to steps from before it: a kill leads back to this checkpoint.
         assert [c.step for c in store.runs.checkpoints(run.id) if c.kind == "step"] == [1]
         assert [(row.step, row.n_tasks) for row in store.runs.evals(run.id)] == [(1, 2), (3, 2)]

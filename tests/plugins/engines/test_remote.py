@@ -68,7 +68,7 @@ async def test_training_with_a_server(
         async with after_training(tmp_path, model, remote=remote, **more) as (trainer, run):
             rows = trainer.store.runs.steps(run.id)
             episodes = episodes_of(trainer.store, run)
-            alerts = [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
+            alerts = [alert["name"] for alert in trainer.store.journal.folded_alerts(run.id)]
     assert run.status == "finished" and len(episodes) == 24 and all(e.fact for e in episodes)
     # The server's weights are the trainer's.
     gaps = [max(row[GAP], row["probe/logp_difference"]) for row in rows]
@@ -469,7 +469,7 @@ async def test_a_training_skips_bad_answers(tmp_path: Path, model: Path) -> None
     async with trainer_with("ids without end", range(3, 5), model, tmp_path) as trainer:
         run = await trainer.train()
         found = episodes_of(trainer.store, run)
-        alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
+        alerts = {alert["name"] for alert in trainer.store.journal.folded_alerts(run.id)}
     lost = [e for e in found if e.outcome is Outcome.ENV_ERROR]
     assert run.status == "finished" and len(found) == 16 and len(lost) == 2 and "errors" in alerts
     for e in lost:
