@@ -21,8 +21,9 @@ RISE, FLAT = 0.1, 0.01
 """Reward that rises by RISE while three evaluations gain less than FLAT is paid for something else."""
 SPIKE, HISTORY = 10.0, 20
 """A gradient norm of so many times the median of the last steps is an explosion."""
-ENTROPY_FLOOR, ENTROPY_FALL = 0.002, 0.02
-"""Nats per token, or share of the first steps' entropy, below which a policy has stopped exploring."""
+ENTROPY_FLOOR, ENTROPY_FALL, LOW = 0.002, 0.02, 3
+"""Nats per token, or share of the first steps' entropy, below which a policy has stopped exploring; and how many steps:
+one may train a few tokens of a single group."""
 COLD, ALIKE = 0.5, 0.3
 """A low temperature, and the share of attempts at a task that are then alike."""
 UNMOVED = 0.003
@@ -192,9 +193,12 @@ def collapse(e: Evidence) -> Hit | None:
 
 
 def entropy(e: Evidence) -> Hit | None:
-    value, first = e.mean("entropy"), e.series("entropy")[:-1][:WINDOW]
+    """Find a policy that tries nothing new; one that solves nearly everything needs nothing."""
+    values, first = e.series("entropy")[-LOW:], e.series("entropy")[:-1][:WINDOW]
     floor = max(ENTROPY_FLOOR, ENTROPY_FALL * fmean(first) if len(first) == WINDOW else 0.0)
-    return Hit(value, floor) if value is not None and value < floor else None
+    solved = fmean(e.series("solved")[-LOW:] or [0.0])
+    low = len(values) == LOW and max(values) < floor and solved < NEARLY_ALL
+    return Hit(fmean(values), floor) if low else None
 
 
 def clip_drift(e: Evidence) -> Hit | None:

@@ -165,7 +165,7 @@ PLANTED: dict[str, Evidence] = {
     "gradients": case(steps([0.5] * 7, grad_norm=[1.0] * 6 + [25.0])),
     "no_movement": case(steps(FLAT), evals=[rate(0, 0.5, 12), rate(12, 0.5, 12)], moved=0.0004),
     "collapse": case(steps([0.75, *[0.0] * 5]), evals=[rate(0, 0.7, 40), rate(3, 0.0, 40)]),
-    "entropy_collapse": case(steps([0.5] * 8, entropy=[1.0] * 7 + [0.019])),
+    "entropy_collapse": case(steps([0.5] * 10, entropy=[1.0] * 7 + [0.019] * 3)),
     "kl_drift": case(steps([0.5], kl=1.5)),
     "clip_drift": case(steps([0.5], **{"clip_ratio/high_mean": 0.2, "clip_ratio/low_mean": 0.15})),
     "leak": case(steps([0.5]), tasks={**tasks(40), **tasks(8, "validation")}),

@@ -306,6 +306,13 @@ FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
         [],
         [],
     ),
+    "a step that trains one group has little entropy": (
+        case(steps([0.5] * 10, entropy=[0.4] * 8 + [0.001, 0.002])),
+        [],
+        [],
+        [],
+    ),
+    "what is solved needs no entropy": (case(steps([1.0] * 9, entropy=0.001)), [], [], []),
 }
 
 
