@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +60,7 @@ def command(
     a turn has its token ids, origins and log-probabilities. With --say the exit status is 1 if anything failed.
     """
     path = find_db(work.project, work.db, must_exist=False)
-    here = work.model is not None or _at_server(work.project, work.config)
+    here = work.model is not None or bool(work.open(required=False).config.remote.backend.name)
     model = work.model if here else _find_trained(path, work.sets)
     given = {"--task": task, "--system": system, "--script": script, "--temperature": temperature}
     arguments = ["--db", str(path), "--seed", str(work.seed or 0), *["--approve"] * approve]
@@ -85,24 +84,6 @@ def _list_arguments(given: Mapping[str, object], work: ModelOptions) -> Iterator
         for value in values or ():
             if value is not None:
                 yield from (name, str(value))
-
-
-def _at_server(project: Path | None, config: list[Path] | None) -> bool:
-    """Whether the project, a --config file or the environment names an inference server."""
-    from agentrl_cli.config.yamlfile import read_yaml
-    from agentrl_cli.paths import PROJECT_FILE, find_project
-
-    folder = find_project(override=project)
-    files = [*([folder / PROJECT_FILE] if folder else []), *(config or ())]
-    said = [
-        found.value
-        for file in files
-        for key in ("remote.backend", "remote.backend.name")
-        if (found := read_yaml(file, only="remote").get(key)) is not None
-    ]
-    names = ("AGENTRL_REMOTE__BACKEND", "AGENTRL_REMOTE__BACKEND__NAME")
-    said += [os.environ[name] for name in names if name in os.environ]
-    return bool(said and said[-1])
 
 
 def _find_trained(path: Path, sets: list[str] | None) -> str | None:

@@ -17,7 +17,6 @@ from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.conversation import REFUSED
 from agentrl_cli.chat_session.session import save
-from agentrl_cli.commands.chat import _at_server, _find_trained
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
@@ -31,6 +30,7 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from tests.helpers import session
+from tests.helpers.cli import Cli
 from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
@@ -343,17 +343,12 @@ def test_a_best_checkpoint_without_training_is_named(
     assert _find_trained(path, ["model.name=tiny"]) is None
 
 
-def test_a_project_with_a_server_talks_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project, more = tmp_path / "agentrl.yaml", tmp_path / "more.yaml"
-    project.write_text("task: {packs: [calc-task]}\n")
-    more.write_text("remote: {backend: vllm, url: 'http://127.0.0.1:9'}\n")
-    assert not _at_server(tmp_path, None) and _at_server(tmp_path, [more])
-    monkeypatch.setenv("AGENTRL_REMOTE__BACKEND", "")
-    assert not _at_server(tmp_path, [more])
-    monkeypatch.setenv("AGENTRL_REMOTE__BACKEND__NAME", "vllm")
-    assert _at_server(tmp_path, None)
+def test_a_project_with_a_server_talks_to_it(cli: Cli) -> None:
+    (cli.folder / "agentrl.yaml").write_text("task: {packs: [calc-task]}\n")
+    more = "remote: {backend: openai, url: 'http://127.0.0.1:9/v1'}\n"
+    (cli.folder / "more.yaml").write_text(more)
+    said = "127.0.0.1:9/v1 cannot be reached"
+    assert said in cli("chat", "--plain", "--say", "hi", "-c", "more.yaml", code=1)
 
 
 # --- every command of the screen, as a person types it; and calls that are approved one by one ---
