@@ -310,8 +310,7 @@ def main() -> None:
         raise ValueError(f"level {level!r} with {slots} slots")
     if level in ("landlock", "bare"):
         os.mkdir(folder, 0o700)
-    folders = namespaces.Folders(folder, slots, uid)
-    server = ForkServer(control, level, folders, packages)
+    server = ForkServer(control, level, namespaces.Folders(folder, slots, uid), packages)
     # The model's code must find neither these modules nor their folder (`sys.path[0]`, see become_box).
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]

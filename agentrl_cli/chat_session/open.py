@@ -351,8 +351,7 @@ def open_policy(
     )
     tokenizer = Tokenizer.load(folder) if bundled else byte
     replies = (lambda key, ids: SAID) if script is None else _replies(script)
-    policy = ScriptedPolicy(replies, tokenizer)
-    return policy, Chat(tokenizer, "hermes", append_only=True)
+    return ScriptedPolicy(replies, tokenizer), Chat(tokenizer, "hermes", append_only=True)
 
 
 def _replies(script: Path) -> list[str]:

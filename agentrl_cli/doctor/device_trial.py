@@ -225,8 +225,7 @@ def _update(way: str, model: Any, seconds: float) -> dict[str, Any]:
             *(float((a - b).abs().max()) / largest for a, b in zip(found, wanted, strict=True)),
         )
     before = model.get_input_embeddings().weight.detach().clone()
-    optimizer = make_optimizer(model, Config().train)
-    optimizer.step()
+    make_optimizer(model, Config().train).step()
     after = model.get_input_embeddings().weight
     if not bool(after.isfinite().all()) or torch.equal(before, after):
         return {"problem": "the optimizer's step left the weights as they were, or not finite"}

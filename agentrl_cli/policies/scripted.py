@@ -71,8 +71,7 @@ class ScriptedPolicy:
                 f"A context of {len(ids)} tokens does not fit into {self.context_length}."
             )
         stops = sampling.stop_ids or self.tokenizer.eos_ids
-        text = self._reply(key, ids)
-        out = self.tokenizer.encode(text)
+        out = self.tokenizer.encode(self._reply(key, ids))
         end = next((place + 1 for place, id_ in enumerate(out) if id_ in stops), None)
         if end is not None:
             out = out[:end]

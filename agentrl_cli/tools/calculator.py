@@ -51,8 +51,7 @@ def compute(expression: str) -> Fraction:
     if len(text) > MAX_LENGTH:
         raise CalculatorError(f"the expression has more than {MAX_LENGTH} characters")
     try:
-        tree = ast.parse(text, mode="eval", feature_version=(3, 11))
-        return _value(tree.body)
+        return _value(ast.parse(text, mode="eval", feature_version=(3, 11)).body)
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
         raise CalculatorError(f"cannot read {_short(text)!r}{place}") from error

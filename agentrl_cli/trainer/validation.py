@@ -101,8 +101,7 @@ def restart_curve(
 
 def sampling_of(config: TrainerSettings) -> dict[str, Any]:
     """Return the settings by which episodes of a training are sampled and scored."""
-    include = {*LIMITS, "temperature"}
-    rollout = config.rollout.model_dump(mode="json", include=include)
+    rollout = config.rollout.model_dump(mode="json", include={*LIMITS, "temperature"})
     return {"rollout": rollout, "rewards": dict(config.rewards)}
 
 

@@ -213,8 +213,7 @@ def test_messages_in_the_roles_that_a_template_has() -> None:
         "\n<start_of_turn>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\n<end_of_turn>\n</tool_response>"
         "<end_of_turn>\n<start_of_turn>model\n"
     )
-    stop = chat.stop_ids[0]
-    assert delta.ids.count(stop) == 1, "a result cannot write the stop token"
+    assert delta.ids.count(chat.stop_ids[0]) == 1, "a result cannot write the stop token"
     alone = chat.decode(chat.prompt([user("u")]).ids)
     assert alone == "<s><start_of_turn>user\nu<end_of_turn>\n<start_of_turn>model\n"
 

@@ -277,8 +277,7 @@ def test_eval_heeds_the_limit_of_tasks(
     args: list[str], count: int, project: Path, cli: Cli
 ) -> None:
     base = "eval --model scripted -k 1 --pack echo-task --split test --compare-to none".split()
-    found = cli.json(*base, "--set", "task.limit=3", *args)
-    assert found["settings"]["tasks"] == count
+    assert cli.json(*base, "--set", "task.limit=3", *args)["settings"]["tasks"] == count
 
 
 def leaves() -> Iterator[tuple[str, Any]]:

@@ -233,8 +233,7 @@ def test_the_walks_are_those_of_a_real_run(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def ask() -> None:
-    world = world_of(["Hello."])
-    transport = httpx2.ASGITransport(app=world.gateway.app)
+    transport = httpx2.ASGITransport(app=world_of(["Hello."]).gateway.app)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://test", timeout=None

@@ -76,8 +76,7 @@ def completion(text: str, **more: Any) -> dict[str, Any]:
 
 
 async def calls(tool: Tool, *arguments: dict[str, Any], **row: Any) -> list[ToolResult]:
-    context = ToolContext(task=Task("p/1", "p", "", "train", (), row))
-    state = await tool.create(context)
+    state = await tool.create(ToolContext(task=Task("p/1", "p", "", "train", (), row)))
     try:
         return [await tool.call(state, one) for one in arguments]
     finally:

@@ -194,8 +194,7 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
             (g, m) for g in range(5) for m in range(len(groups[g]))
         ]
         for row in rows:
-            packed = pack(select_segments(groups, row))
-            assert packed.tokens <= budget or len(row) == 1
+            assert pack(select_segments(groups, row)).tokens <= budget or len(row) == 1
     assert len(micro_batches(groups, 10_000)) == 1
 
 

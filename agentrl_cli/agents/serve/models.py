@@ -165,8 +165,7 @@ class ServedModels:
         """Serve the model. `load`, `unload`: None if it takes no adapters. `aliases`: more names of it, or ANY."""
         self.default = name
         self._engine, self._load, self._unload = engine, load, unload
-        version = engine.policy.weights_version
-        model = ServedModel(name, None, version, engine)
+        model = ServedModel(name, None, engine.policy.weights_version, engine)
         self._served = dict.fromkeys([name, *(alias for alias in aliases if alias != ANY)], model)
         self._any = model if ANY in aliases else None
 

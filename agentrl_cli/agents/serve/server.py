@@ -220,8 +220,7 @@ async def open_server(
             assert store is not None
             recorder, run = stack.enter_context(_recording(store, config, loaded))
         if isinstance(loaded.policy, LocalPolicy):
-            settings = PolicySettings.of(config)
-            holder = Adapters(loaded, loaded.policy, settings, base, store)
+            holder = Adapters(loaded, loaded.policy, PolicySettings.of(config), base, store)
             engine = holder.engine
             models = ServedModels(loaded.name, engine, holder.load, holder.unload, aliases)
         else:

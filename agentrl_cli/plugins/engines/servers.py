@@ -103,8 +103,7 @@ class Servers:
 
     async def publish(self, version: str) -> None:
         """Write the weights once and let every reachable server load them; the others do when they return."""
-        first = self.members[0].policy
-        folder = first.write(version)
+        folder = self.members[0].policy.write(version)
         async with self._changing:
             await self._each(lambda policy: policy.load_weights(folder, version))
             self._folder, self.weights_version = folder, version

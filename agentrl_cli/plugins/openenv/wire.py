@@ -35,7 +35,6 @@ async def serve(
     if not packs:
         raise UsageError("No pack is named.", hint="agentrl tools serve --openenv --pack calc-task")
     async with open_parts(context.config, context.project, packs=packs) as parts:
-        app = make_app(parts, context.config, most)
-        guard = PageGuard(app, names, token=token)
+        guard = PageGuard(make_app(parts, context.config, most), names, token=token)
         async with listening(guard, host, port, ws="auto", lifespan="on") as address:
             yield address

@@ -69,5 +69,4 @@ def is_sharded(config: Config) -> bool:
 def loading_settings(config: Config, device: str = "") -> Config:
     """Return the settings by which a rank loads the model: float32 if it is sharded, whatever it is computed in."""
     dtype = "float32" if is_sharded(config) else config.model.dtype
-    changes = {"dtype": dtype, "device": device or config.model.device}
-    return config.replace(model=changes)
+    return config.replace(model={"dtype": dtype, "device": device or config.model.device})

@@ -279,8 +279,7 @@ def connect(place: Place, store: Any, device: torch.device) -> Ranks:
     dist.init_process_group(
         backend, store=store, rank=place.rank, world_size=place.size, timeout=COMPUTING
     )
-    control = dist.new_group(backend="gloo", timeout=SAMPLING)
-    return Ranks(control, device)
+    return Ranks(dist.new_group(backend="gloo", timeout=SAMPLING), device)
 
 
 def leave_groups() -> None:

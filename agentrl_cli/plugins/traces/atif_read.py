@@ -178,8 +178,7 @@ def _read_step(step: Any, model: str, files: list[str]) -> Iterator[Said]:
     elif message["content"] or not step.get("observation"):
         yield Said(message, at)
     for result in (step.get("observation") or {}).get("results", ()):
-        content = _content(result.get("content") or "")
-        answer = {"role": "tool", "content": content}
+        answer = {"role": "tool", "content": _content(result.get("content") or "")}
         if (id := result.get("source_call_id")) is not None:
             answer["tool_call_id"] = str(id)
         error = mapping(result.get("extra")).get("error")

@@ -112,8 +112,7 @@ class FetchTool(Tool):
         """Return the text of a page. Raises Refused, TimeoutError, OSError."""
         ends = time.monotonic() + self.seconds
         for _ in range(REDIRECTS + 1):
-            parts = self.check(url)
-            status, headers, body = self._get(parts, ends)
+            status, headers, body = self._get(self.check(url), ends)
             if status not in (301, 302, 303, 307, 308):
                 return self._text(url, status, headers, body)
             place = headers.get("location")

@@ -88,8 +88,7 @@ def shade(color: str) -> str:
     full = _palette.get(full, full)
     if not step:
         return full
-    background = bytes.fromhex("101014")
-    pairs = zip(background, bytes.fromhex(full[1:]), strict=True)
+    pairs = zip(bytes.fromhex("101014"), bytes.fromhex(full[1:]), strict=True)
     mixed = (round(dark + (light - dark) * int(step) / PUSH_STEPS) for dark, light in pairs)
     return f"#{bytes(mixed).hex()}"
 

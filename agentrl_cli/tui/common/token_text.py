@@ -122,8 +122,7 @@ class TokenTexts:
                 decoder.reset()
                 open_run = False
                 continue
-            text = decoder.decode(raw)
-            out[position] = text or PARTIAL
+            out[position] = decoder.decode(raw) or PARTIAL
             open_run = bool(decoder.getstate()[0])
 
     def text(self, ids: Sequence[int] | Int32) -> str:

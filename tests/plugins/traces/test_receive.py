@@ -140,8 +140,7 @@ async def test_protobuf(inbox: Box) -> None:
         return one | {name: base64.b64encode(bytes.fromhex(one[name])).decode() for name in names}
 
     sent = ParseDict(export(*map(packed, plain)), service.ExportTraceServiceRequest())
-    body = sent.SerializeToString()
-    answer = await post(url, body, **kind)
+    answer = await post(url, sent.SerializeToString(), **kind)
     read = service.ExportTraceServiceResponse.FromString(answer.content)
     assert answer.status_code == 200 and not read.partial_success.rejected_spans
     found.write()

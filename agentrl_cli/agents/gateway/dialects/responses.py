@@ -92,8 +92,7 @@ def _message(item: Mapping[str, Any], param: str) -> Message:
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a finished response."""
-    choice = reply.choices[0]
-    cut = choice.finish == "length"
+    cut = reply.choices[0].finish == "length"
     return {
         **_head(request, reply),
         "status": "incomplete" if cut else "completed",
