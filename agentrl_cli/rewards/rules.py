@@ -9,6 +9,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from agentrl_cli.errors import EnvError
@@ -40,9 +41,9 @@ def _numbers(text: str) -> list[str]:
 def same_number(said: str | None, expected: str) -> bool:
     """True if both are the same number; `72` equals `72.0`."""
     expected = expected.translate(_ASCII)
-    try:
-        return said is not None and abs(float(said) - float(expected.replace(",", ""))) < 1e-9
-    except ValueError:
+    try:  # a float has no more than 15 digits
+        return said is not None and abs(Decimal(said) - Decimal(expected.replace(",", ""))) < 1e-9
+    except InvalidOperation:
         return said == expected.strip()
 
 

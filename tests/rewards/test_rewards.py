@@ -226,6 +226,13 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
 )
 def test_final_number(text: str, number: str | None) -> None:
     assert rules.final_number(text) == number
+    assert number is None or rules.same_number(number, number)
+
+
+def test_a_long_number_is_compared_to_its_last_digit() -> None:
+    assert rules.same_number("121932631112635269.0", "121,932,631,112,635,269")
+    assert not rules.same_number("121932631112635268", "121932631112635269")
+    assert rules.same_number("nan", "nan") and not rules.same_number("1", "one")
 
 
 async def test_rules() -> None:
