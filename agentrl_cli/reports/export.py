@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -38,8 +39,13 @@ _ARRAYS = ("tokens", "signals")
 
 
 def write_lines(lines: Iterable[str], path: Path) -> int:
-    """Write lines to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
-    part = path.with_name(path.name + ".part")
+    """Write lines to a file, which appears only when it is complete. Returns how many. Raises StoreError.
+
+    A pipe or a device is written to; a link stays one.
+    """
+    special = path.exists() and not path.is_file()
+    path = path if special else Path(os.path.realpath(path))
+    part = path if special else path.with_name(path.name + ".part")
     count = 0
     with writing(str(path), hint="Choose another place."):
         try:
@@ -48,7 +54,8 @@ def write_lines(lines: Iterable[str], path: Path) -> int:
                     file.write(line + "\n")
             part.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            if not special:
+                part.unlink(missing_ok=True)
     return count
 
 

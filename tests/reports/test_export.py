@@ -1,7 +1,9 @@
 """Export, secrets, read-only SQL, searching text."""
 
 import json
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,14 @@ def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_pat
     with pytest.raises(StoreError, match="could not be written"):
         write_lines(export_lines(store, ["e0"]), tmp_path / "no" / "out.jsonl")
     assert list(tmp_path.glob("*.part")) == []
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
+    link.symlink_to(out.name)
+    assert write_lines(["kept"], link) == 1 and link.is_symlink() and out.read_text() == "kept\n"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_text)
+        assert write_lines(["sent"], pipe) == 1 and read.result() == "sent\n"
+    assert pipe.is_fifo(), "a device such as /dev/null was replaced by a file"
 
 
 @pytest.mark.parametrize(

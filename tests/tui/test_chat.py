@@ -17,6 +17,7 @@ from agentrl_cli import ByteTokenizer, Store, ToolEnv
 from agentrl_cli.chat_session.child import Server, run
 from agentrl_cli.chat_session.conversation import REFUSED
 from agentrl_cli.chat_session.session import save
+from agentrl_cli.commands.chat import _find_trained
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.tools import as_tool
