@@ -181,7 +181,7 @@ def command(
     refuse_idle("with --recipe", {**settings, "--set": work.sets} if data.recipe else {})
     given = {"steps": steps, "lr": lr, "tool_rate": data.tool_rate, "seed": work.seed}
     given = {key: value for key, value in given.items() if value is not None}
-    if any(place.is_file() for place in (out, *out.parents)):
+    if any(place.exists() and not place.is_dir() for place in (out, *out.parents)):
         raise UsageError(f"{out} is not a folder.", hint="Name another: agentrl sft NEW-FOLDER")
     context = None if data.recipe is not None else work.open({"model.name": work.model})
     with data_stdout(), writing(out, "sft", context.db if context else None):

@@ -63,7 +63,7 @@ def merge(
     that its base is stored in; the merging itself is done in float32. `force` replaces a folder that is there.
     `card` returns the text of README.md; None for no such file.
 
-    Raises UsageError if `out` is a file or not empty, ModelError, NotFound, TemplateError, StoreError (full disk).
+    Raises UsageError if `out` is in the way, ModelError, NotFound, TemplateError, StoreError (full disk).
     """
     source = model_folder(name, config, base=base, store=store)
     _refuse(source, out, force)
@@ -94,8 +94,8 @@ def merge(
 
 def _refuse(source: Path, out: Path, force: bool) -> None:
     """Raise UsageError if `out` must not be written to, before anything is written."""
-    if out.is_file():
-        raise UsageError(f"{out} is a file.", hint="Name a folder that is not there yet.")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is not a folder.", hint="Name a folder that is not there yet.")
     if out.exists() and (
         out.resolve() == source.resolve() or out.resolve() in source.resolve().parents
     ):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -456,7 +457,8 @@ def test_what_is_in_the_way_stays(source: Path, tmp_path: Path) -> None:
     mine.write_text("mine")
     for out, force, said in (
         (mine.parent, False, "there already"),
-        (mine, False, "is a file"),
+        (mine, False, "is not a folder"),
+        (Path(os.devnull), True, "is not a folder"),
         (source, True, "holds the model"),
         (source.parent, True, "holds the model"),
     ):

@@ -6,6 +6,7 @@ On the store's best episodes: which ones, by their very ids; training goes on fr
 import dataclasses
 import itertools
 import json
+import os
 import random
 import re
 import sqlite3
@@ -139,6 +140,7 @@ def _tiny() -> Tokenizer:
 
 OWN = """
 import json
+import os
 
 from . import words
 from agentrl_cli.sft.recipe import RecipeRun
@@ -529,7 +531,11 @@ def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
     ):
         cli("sft", "x", *more, "--project", str(project), code=2, said=said)
     (cli.folder / "rows.jsonl").write_text("{}")
-    for place in ("rows.jsonl", "rows.jsonl/below"):  # reported before anything is trained
+    for place in (
+        "rows.jsonl",
+        "rows.jsonl/below",
+        os.devnull,
+    ):  # reported before anything is trained
         for force in ([], ["--force"]):
             words = ("sft", place, "--best-of", "2", *force, "--project", str(project))
             cli(*words, code=2, said="is not a folder")
