@@ -97,8 +97,11 @@ async def _serve(
     names: set[str],
     idle: float,
 ) -> None:
-    from agentrl_cli.agents.gateway.http import listening
-    from agentrl_cli.agents.serve.server import open_server
+    from agentrl_cli.hooks.waits import interruptible
+
+    with interruptible():
+        from agentrl_cli.agents.gateway.http import listening
+        from agentrl_cli.agents.serve.server import open_server
 
     host, port, token = where
     opened = open_server(

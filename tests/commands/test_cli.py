@@ -440,9 +440,10 @@ def test_an_interrupt_ends_a_model_that_loads_and_a_chat_that_reads(tmp_path: Pa
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [echo-task]}\n")
     slow = "import pathlib, signal\ndef make(source):\n    signal.raise_signal(signal.SIGINT)\n"
     (tmp_path / "slow.py").write_text(slow + "    pathlib.Path('loaded').touch()\n")
-    said = run("rollout", "-n", "1", "--set", "remote.backend=slow.py:make", cwd=tmp_path)
-    assert said.returncode == 130 and said.stderr.endswith("Error: Interrupted.\n")
-    assert not (tmp_path / "loaded").exists(), "the first Ctrl-C waited for the model"
+    for words in (["rollout", "-n", "1"], ["serve", "--port", "0"]):
+        said = run(*words, "--set", "remote.backend=slow.py:make", cwd=tmp_path)
+        assert said.returncode == 130 and said.stderr.endswith("Error: Interrupted.\n")
+        assert not (tmp_path / "loaded").exists(), "the first Ctrl-C waited for the model"
     command = [sys.executable, "-m", "agentrl_cli", "chat", "--plain", "--model", "scripted"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=-1, stdout=-1, stderr=-1) as chat:

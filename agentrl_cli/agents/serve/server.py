@@ -32,6 +32,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config, RolloutConfig
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError
+from agentrl_cli.hooks.waits import interruptible
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
 from agentrl_cli.models.load import adapter_base, compare_base, model_folder
@@ -214,7 +215,8 @@ async def open_server(
             store = stack.enter_context(Store.open(db, readonly=not record))
         # Fixed slots belong to a training: a session that is idle would keep one.
         config = config.replace(deterministic=False)
-        loaded = load_policy(spec, config, base=base, store=store)
+        with interruptible():
+            loaded = load_policy(spec, config, base=base, store=store)
         recorder, run = None, ""
         if record:
             assert store is not None
