@@ -101,10 +101,9 @@ async def open_runtime(
         served = await _start_servers(stack, loading or config, base, db, spec)
         limited = limits_of(served, parts.packs)
         held = partial(conversations, parts.packs.values(), config.task.split_train)
-        with interruptible():
-            loaded = load_policy(
-                spec, limited, base=base, store=store, trainable=trainable, conversations=held
-            )
+        loaded = interruptible()(load_policy)(
+            spec, limited, base=base, store=store, trainable=trainable, conversations=held
+        )
         stack.push_async_callback(loaded.policy.close)
         await _require_servers(loaded.policy)
         if trainable and any(pack.tools for pack in parts.packs.values()):
@@ -241,9 +240,8 @@ async def run_training(
         from agentrl_cli.learning.objective import check
         from agentrl_cli.trainer import build_trainer
         from agentrl_cli.trainer.compute import find_learner
-
-        check(config.algo)
-        maker = find_learner(config)
+    check(config.algo)
+    maker = find_learner(config)
     with open_team(config, base, db.parent / "logs") as team:
         async with open_runtime(
             config,

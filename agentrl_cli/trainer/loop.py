@@ -137,15 +137,9 @@ class Trainer:
         if self.config.train.heal and (base or not self.checkpoints.lead_back()):
             await self._save("step")  # for a fall before the first one that is due
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
-        if self.step < self.config.train.steps and not self.controls.stopping:
-            rollout = self.config.rollout
-            count = pluralise(rollout.prompts_per_step * rollout.group_size, "episode")
-            self.narrate(f"step {self.step + 1}: sampling {count} …")
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)
-            if (
-                self.controls.changed
-            ):  # a resume uses the new settings, and applies no step from before them again
+            if self.controls.changed:  # a resume uses the new settings, for no step before them
                 self.controls.changed = False
                 self.controls.keep()
                 await self._save("step")

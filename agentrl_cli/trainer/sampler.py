@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import TaskConfig
 from agentrl_cli.config.records import TrainerSettings
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, pluralise
 from agentrl_cli.evaluate import pick_tasks
 from agentrl_cli.learning.advantages import drops_equal, has_signal
 from agentrl_cli.learning.dispositions import decide
@@ -93,6 +93,9 @@ class Collector:
         `rollout.prompts_per_step` carry signal (dynamic sampling, https://arxiv.org/abs/2503.14476 section 3.2).
         """
         wanted = self.config.rollout.prompts_per_step
+        if not self.rounds:  # the first line of a step is of its end
+            count = pluralise(wanted * self.config.rollout.group_size, "episode")
+            self.narrate(f"step {step + 1}: sampling {count} …")
         picks = self.ranking(step)
         groups: list[list[Episode]] = []
         missing, rounds = wanted, 0
@@ -132,7 +135,7 @@ class Collector:
         return {
             "groups/sampled": float(len(groups)),
             "groups/signal": float(signal),
-            "groups/rounds": float(self.rounds.pop(groups[0][0].step or 0, 0)),
+            "groups/rounds": float(self.rounds.get(groups[0][0].step or 0, 0)),
         }
 
     async def _round(

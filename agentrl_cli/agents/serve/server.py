@@ -215,8 +215,7 @@ async def open_server(
             store = stack.enter_context(Store.open(db, readonly=not record))
         # Fixed slots belong to a training: a session that is idle would keep one.
         config = config.replace(deterministic=False)
-        with interruptible():
-            loaded = load_policy(spec, config, base=base, store=store)
+        loaded = interruptible()(load_policy)(spec, config, base=base, store=store)
         recorder, run = None, ""
         if record:
             assert store is not None
