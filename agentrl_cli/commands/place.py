@@ -52,8 +52,8 @@ def begin_command(load: Callable[[str], Any]) -> None:
 
 def keep_place(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
     """Note the value of an option that names a place, unless it is of the environment."""
-    source = ctx.get_parameter_source(str(param.name))
-    if value is not None and source is not None and source.name == "COMMANDLINE":
+    source = getattr(ctx.get_parameter_source(str(param.name)), "name", "")
+    if value is not None and source == "COMMANDLINE":
         _given[param.opts[0]] = str(value)
     return value
 
@@ -62,13 +62,11 @@ def locate(text: str) -> str:
     """Return a message whose commands name the --project and --db of this one: they run as printed."""
 
     def name_place(found: re.Match[str]) -> str:
-        command, words = _load[0](found[1]), found[0]
-        if subs := getattr(command, "commands", None):
-            command = subs.get((found[2] or "").strip())
-        else:
-            words = words.removesuffix(found[2] or "")
+        command = _load[0](found[1])
+        sub = getattr(command, "commands", {}).get((found[2] or "").strip())
+        words = found[0] if sub is not None else f"agentrl {found[1]}"
         rest = text[found.start() + len(words) :]
-        taken = {name for one in getattr(command, "params", ()) for name in one.opts}
+        taken = {name for one in getattr(sub or command, "params", ()) for name in one.opts}
         span = re.split("[`\n]", rest)[0]
         more = [
             f" {name} {shlex.quote(value)}"
