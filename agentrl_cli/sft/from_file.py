@@ -26,7 +26,7 @@ from agentrl_cli.types import Origin
 
 def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
     """(messages, function schemas) of each row. Raises DataError with file and line, NotFound without the file."""
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # a pipe is read, too
         raise NotFound(f"No such file: {path}.")
     found = []
     for number, row in jsonl(path):

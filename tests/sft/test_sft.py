@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -285,8 +286,11 @@ CALLED = [
     ],
 )
 def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    ((messages, schemas),) = from_file.read(tmp_path / "rows.jsonl")
+    os.mkfifo(tmp_path / "rows.jsonl")  # `--data <(zcat rows.gz)`
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(from_file.read, tmp_path / "rows.jsonl")
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        ((messages, schemas),) = read.result()
     assert messages[-1]["role"] == "assistant" and messages[-1]["content"] in ("b", "5")
     assert bool(schemas) == (row.get("conversations", [None])[0] is SYSTEM)
     calls = [c["function"]["arguments"] for m in messages for c in m.get("tool_calls") or ()]
