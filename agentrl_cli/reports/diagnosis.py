@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl_cli.reports import course
 from agentrl_cli.reports import findings as find
+from agentrl_cli.reports.advice import WARM, fill
 from agentrl_cli.reports.evidence import LEAST, Evidence, describe_change
 
 STAGES = {
@@ -108,7 +109,7 @@ RULES: tuple[Rule, ...] = (
          "Set the parser of its syntax.", "agentrl train --set model.chat.parser=PARSER"),
     Rule("malformed", "calls", "warn", find.malformed(read=False),
          "{value:.0%} of the episodes hold a call that cannot be parsed, most often: {text} ({count}×).",
-         "If this is the model's syntax, set model.chat.parser; else show it well-formed calls first.", find.WARM),
+         "If this is the model's syntax, set model.chat.parser; else show it well-formed calls first.", WARM),
     Rule("truncated", "calls", "warn", find.over("completions/clipped_ratio", 0.5, "TRUNC"),
          "{value:.0%} of the episodes end at a token limit, and are graded unfinished.",
          "Raise rollout.max_new_tokens or rollout.max_tokens, or set algo.length_penalty.overlong.",
@@ -123,12 +124,12 @@ RULES: tuple[Rule, ...] = (
          "agentrl tools call TOOL ARGUMENTS"),
     Rule("malformed", "tools", "warn", find.unless_contradicted(find.malformed(read=True)),
          "{value:.0%} of the episodes hold a call that does not fit its tool, most often: {text} ({count}×).",
-         "Training fixes it where some calls fit; else show the model right calls first.", find.WARM),
+         "Training fixes it where some calls fit; else show the model right calls first.", WARM),
     Rule("arguments", "tools", "warn", find.unless_contradicted(find.arguments),
          "{value:.0%} of the calls have arguments that are not as the question says them: {call} for"
          " “{question}”{answer}.",
          "Ask shorter, with the arguments in quotes and in the words of the tool's schema; or show right calls first.",
-         find.WARM),
+         WARM),
     Rule("ungraded", "grader", "bad", find.ungraded,
          "{value:.0f} episodes have no grade, because their primary reward is None ({named}): masked, not zero.",
          "Return a number from it, or leave the part out for such rows.", "agentrl ls -f outcome:ungraded"),
@@ -228,7 +229,7 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]
             text, advice = (
                 " ".join(part.format(**words).split()) for part in (rule.text, rule.advice)
             )
-            command = find.fill(rule.command, hit, evidence)
+            command = fill(rule.command, hit, evidence)
             numbers = (hit.value, hit.threshold, hit.episode)
             found.append(
                 Finding(rule.name, rule.stage, rule.level, text, advice, command, *numbers)

@@ -16,8 +16,8 @@ from rich.cells import cell_len, set_cell_size
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry.plugins import spread_settings
+from agentrl_cli.reports.advice import keep_settings
 from agentrl_cli.reports.evidence import NO_RUN
-from agentrl_cli.reports.findings import keep_settings
 from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.types import Episode, Turn

@@ -15,6 +15,7 @@ from agentrl_cli.config import load_config
 from agentrl_cli.config.train import Stop
 from agentrl_cli.errors import DataError
 from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.reports.advice import keep_settings
 from agentrl_cli.reports.diagnosis import (
     RULES,
     STAGES,
@@ -25,7 +26,6 @@ from agentrl_cli.reports.diagnosis import (
     suggest,
 )
 from agentrl_cli.reports.evidence import Evidence
-from agentrl_cli.reports.findings import keep_settings
 from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.reference import (
     BASES,
