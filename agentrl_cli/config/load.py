@@ -280,7 +280,8 @@ def _suggest(key: str) -> list[str]:
     inside = [name for name in known if section and name.startswith(f"{section}.")]
     found = [name for name in inside if name.startswith(f"{key}_")]
     found += [name for name in known if name.rpartition(".")[2] == leaf]
-    if not (found := found[:2] or nearest(key, inside, 1)):
+    ends = {name.removeprefix(f"{section}."): name for name in inside}
+    if not (found := found[:2] or [ends[end] for end in nearest(leaf, ends, 1)]):
         ratios = {}
         for name in [*known, *sections()]:
             last = difflib.SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()

@@ -191,6 +191,7 @@ PROBLEMS: list[tuple[str, list[str], dict[str, str], str]] = [
             ("rollout.max_tokens=256", "leaves no room"),
             ("rollout.stop=[x, '']", "--set: rollout.stop: "),
             (f"seed={2**63}", "--set: seed: Input should be less than 9223372036854775808"),
+            ("algo.kl.coeff=1", "unknown key algo.kl.coeff; did you mean algo.kl.coef?"),
             ("algo.kl.tarjet=1", "unknown key algo.kl.tarjet; did you mean algo.kl.target?"),
             ("sandbox.limits=5", "sandbox.limits is a section"),
             ("algo.kl=x", "algo.kl: Input should be a valid number"),
