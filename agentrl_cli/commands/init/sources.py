@@ -132,6 +132,14 @@ def finish(draft: Draft) -> None:
         draft.notes.append(
             "No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py."
         )
+    own = sum(
+        row["prompt"][0]["role"] == "system" for row in draft.rows if type(row["prompt"]) is list
+    )
+    if own and draft.answer and not draft.agent:
+        draft.notes.append(
+            f"In {own} of {len(draft.rows)} rows a system message takes the place of `system` in task.yaml: unless they"
+            " ask for a last line `Answer: …`, make `exact` in task.py fit what they ask for."
+        )
     wanted = {
         name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)
     }
