@@ -124,7 +124,8 @@ def traces(path: Path, note: Note) -> Iterator[Found]:
                     _add(spans, record, f"{place}, span {number}", note)
             elif isinstance(value, dict) and (name := session_of(value, session)) is not None:
                 session = name
-                sessions.setdefault(name, []).append(value)
+                if session:
+                    sessions.setdefault(session, []).append(value)
             elif isinstance(value, dict) and isinstance(value.get("messages"), list):
                 yield _row(value, place, note)
             else:
@@ -170,6 +171,8 @@ def _refuse(value: Any) -> str:
 def _row(value: dict[str, Any], place: str, note: Note) -> Trace:
     """Return a row {"messages", "tools", "reward" or "score"} as a trace."""
     found = Trace(value, [[Said(one) for one in messages_in(value["messages"])]])
+    if not found.paths[0]:
+        raise ValueError("it has no message")
     found.reward = atif_read.reward_in(place, note, value)
     found.tools = [one for one in value.get("tools") or () if isinstance(one, dict)]
     for one in value["messages"]:

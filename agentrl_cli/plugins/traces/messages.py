@@ -15,10 +15,16 @@ from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import Message
 from agentrl_cli.types.plain import parse_json
 
-ROLES = {"developer": "system", "human": "user", "model": "assistant", "ai": "assistant"}
+ROLES = {
+    "developer": "system",
+    "human": "user",
+    "model": "assistant",
+    "ai": "assistant",
+    "function": "tool",
+}
 KNOWN = ("system", "user", "assistant", "tool")
 LISTS = ("messages", "input_messages", "choices")
-FIELDS = {*LISTS, "content", "contents", "parts", "tool_calls"}
+FIELDS = {*LISTS, "content", "contents", "parts", "tool_calls", "function_call"}
 """One of them at least is in a message, or its role is known."""
 _CUT = re.compile(r'\s*\[?\s*\{\s*"(?:role|parts|content|message|messages|type)"')
 
@@ -80,7 +86,10 @@ def _read(given: Mapping[str, Any], role: str) -> Iterator[Message]:
         else:
             found = part.get("text", part.get("content", None if "type" in part else part))
             texts.append(_text(found) if kind.endswith("text") or found else f"[{kind}]")
-    calls += [call_of(call.get("tool_call", call)) for call in given.get("tool_calls") or ()]
+    old = (
+        [given["function_call"]] if given.get("function_call") else []
+    )  # OpenAI's form before `tools`
+    calls += [call_of(call.get("tool_call", call)) for call in given.get("tool_calls") or old]
     message: Message = {"role": said, "content": "\n".join(filter(None, texts))}
     thoughts += [given["reasoning_content"]] if given.get("reasoning_content") else []
     if any(thoughts):
@@ -128,16 +137,22 @@ def _text(value: Any) -> str:
 
 
 CODEX = ("session_meta", "response_item", "event_msg", "turn_context")
+CLAUDE = ("summary", "file-history-snapshot", "queue-operation")
+"""Types of lines that Claude Code writes before the first message, too."""
 
 
 def session_of(value: Mapping[str, Any], before: str) -> str | None:
-    """Return the session of a line; `before` for one that does not name it, None for a line of another form."""
+    """Return the session of a line; `before` for one that does not name it, None for a line of another form.
+
+    Empty for a line of Claude Code, such as a summary, that lies before the first message.
+    """
     if value.get("type") in CODEX and isinstance(value.get("payload"), dict):
         payload = value["payload"]
         return str(payload["id"]) if value["type"] == "session_meta" else before or "session"
     if isinstance(value.get("sessionId"), str) and "uuid" in value:
         return str(value["sessionId"])
-    return before if before and isinstance(value.get("type"), str) else None
+    known = before and isinstance(value.get("type"), str)
+    return before if known or value.get("type") in CLAUDE else None
 
 
 def trace_of(name: str, lines: list[Mapping[str, Any]]) -> Trace:
@@ -223,6 +238,9 @@ def _codex(line: Mapping[str, Any]) -> Iterator[Said]:
         return
     if payload.get("type") == "message":
         yield from (Said(message, at) for message in messages_in([payload]))
+    elif payload.get("type") == "reasoning" and payload.get("summary"):
+        thought = "\n".join(one["text"] for one in payload["summary"])
+        yield Said({"role": "assistant", "content": "", "reasoning_content": thought}, at)
     elif payload.get("type") in ("function_call", "custom_tool_call"):
         yield Said({"role": "assistant", "content": "", "tool_calls": [call_of(payload)]}, at)
     elif payload.get("type") in ("function_call_output", "custom_tool_call_output"):

@@ -99,6 +99,8 @@ def test_every_form_is_the_same_episode(cli: Cli, name: str, scored: bool) -> No
     said = [message for turn in found["turns"] for message in turn["messages"]]
     texts = [message["content"] for message in said if message["role"] != "system"]
     assert texts[:4] == ["Find x.", "", "42", "It is 42."]
+    thoughts = [one["reasoning_content"] for one in said if "reasoning_content" in one]
+    assert thoughts == ["hm"] * (name in ("claude.jsonl", "codex.jsonl"))
     [call] = [call for turn in found["turns"] for call in turn["calls"]]
     assert (call["name"], call["arguments"], call["id"]) == ("look", {"q": "x"}, "c1")
     assert found["outcome"] == ("solved" if scored else "ungraded")
@@ -147,6 +149,12 @@ def test_calls_without_an_answer_or_with_a_wrong_one(tmp_path: Path) -> None:
     row = {"messages": [CHAT[1], {**CHAT[2], "tool_calls": [broken]}]}
     [call] = episode_of(one_trace(tmp_path, row)).turns[1].calls
     assert call.error == "its arguments are not JSON"
+    old = {"name": "look", "arguments": '{"q": "x"}'}  # before OpenAI had `tools`
+    asked = {"role": "assistant", "content": None, "function_call": old}
+    row = {"messages": [CHAT[1], asked, {"role": "function", "name": "look", "content": "A"}]}
+    found = one_trace(tmp_path, row)
+    assert results_of(found) == [("A", None)]
+    assert episode_of(found).turns[1].calls[0].arguments == {"q": "x"}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +212,7 @@ HOSTILE: dict[str, tuple[str, str, int]] = {
     "cut": (json.dumps(export(span(1, **{"gen_ai.input.messages": '[{"role":"user"'}))), "damaged or cut", 0),
     "shape": ('{"resourceSpans": [{"scopeSpans": 7}]}', "x.jsonl is left out", 0),
     "call": (json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}), "a call has no name", 0),
+    "empty": ('{"messages": []}', "it has no message", 0),
     "role": (json.dumps({"messages": [{"role": "robot", "content": "a"}]}), "the role 'robot' is not known", 1),
     "score": (json.dumps({"messages": CHAT, "score": "1"}), "the score '1' is not a number", 1),
     "only a circle": (
