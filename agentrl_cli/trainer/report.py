@@ -18,6 +18,7 @@ from agentrl_cli.hooks.waits import duration
 from agentrl_cli.reports import diagnosis
 from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.reports.read_evidence import read_evidence
+from agentrl_cli.rollout.flags import short
 from agentrl_cli.store.journal import WAITING
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.controls import REQUESTED
@@ -314,7 +315,7 @@ class Reporter:
         if broken:
             counts = Counter(str(e.outcome) for e in broken)
             kinds = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-            first = next((f": {e.error}" for e in broken if e.error), "")
+            first = next((f": {short(e.error, 300)}" for e in broken if e.error), "")
             self._ungraded = (
                 f"{len(broken)} of {len(episodes)} episodes could not be graded ({kinds}){first}"
             )
