@@ -132,7 +132,7 @@ class GateNotMet(AgentRLError):
     exit_code = 4
 
 
-KEPT = "Free some space; finished work is kept, and `agentrl train --resume last` continues it."
+KEPT = "Free some space; finished work is kept, and `agentrl train --resume last` continues a training."
 
 
 def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreError | None:

@@ -20,7 +20,14 @@ from agentrl_cli.errors import NotFound, StoreError, writing
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.migration import add_views, bring_up, migrate
 from agentrl_cli.store.schema import APPLICATION_ID, SCHEMA_VERSION
-from agentrl_cli.store.sqlite_errors import COPY_BOTH, ELSEWHERE, lacks_locks, lacks_log, map_errors
+from agentrl_cli.store.sqlite_errors import (
+    COPY_BOTH,
+    ELSEWHERE,
+    lacks_locks,
+    lacks_log,
+    lacks_room,
+    map_errors,
+)
 
 _LOG = logging.getLogger("agentrl.store")
 BUSY_MS = 30_000
@@ -102,8 +109,9 @@ def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
         try:
             conn = _open_ro(path, busy_ms, "mode=ro")
         except sqlite3.OperationalError:
-            # In a read-only folder a WAL file opens only as immutable: no one else can write it there.
-            if os.access(path.parent, os.W_OK) or not os.access(path, os.R_OK):
+            # In a read-only folder, or on a full disk, a WAL file opens only as immutable: no one can write it there.
+            writable = os.access(path.parent, os.W_OK) and not (alone and lacks_room(path))
+            if writable or not os.access(path, os.R_OK):
                 raise
             conn = _open_ro(path, busy_ms, "mode=ro&immutable=1")
         try:

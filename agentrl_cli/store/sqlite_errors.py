@@ -41,7 +41,8 @@ def explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | None
     """Return the StoreError for an error about the file; None for any other."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = str(error)
-    if code == sqlite3.SQLITE_FULL or "disk is full" in text:
+    no_index = code == sqlite3.SQLITE_IOERR and lacks_room(path)
+    if code == sqlite3.SQLITE_FULL or "disk is full" in text or no_index:
         return StoreError(
             f"The disk is full: the store {path} could not be written.",
             hint="Free some space (`agentrl db prune` drops old token arrays); what was written before is safe.",
@@ -87,6 +88,14 @@ def lacks_log(path: Path | str) -> bool:
         return not os.path.getsize(f"{path}-wal")
     except OSError:
         return True
+
+
+def lacks_room(path: Path | str) -> bool:
+    """Whether the disk is so full that SQLite cannot make the index of a log, which it reports as an I/O error."""
+    try:
+        return not os.statvfs(Path(path).absolute().parent).f_bavail
+    except OSError:
+        return False
 
 
 def lacks_locks(path: Path | str) -> bool:

@@ -1,5 +1,6 @@
 """The store as a file: newer and foreign files, damage, a full disk, locks, several processes, `kill -9`."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -359,6 +360,21 @@ def test_a_full_disk_is_one_sentence(
 ) -> None:
     output = sentence(trained, command, partial(small, folder, spare))
     assert re.fullmatch(rf"The disk is full: {what}.*could not be written\.", output)
+
+
+def filled(folder: str) -> None:
+    """For a process that starts: what `folder` holds on a disk of its own, without room for one page."""
+    small(folder, 0)
+    with contextlib.suppress(OSError), open(f"{folder}/rest", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_disk_without_any_room_is_read_and_called_full(trained: Path) -> None:
+    output = sentence(trained, "rollout -n 1", partial(filled, "runs"))
+    assert output.startswith("The disk is full: the store")
+    code, output = spawn(trained, "ls", before=partial(filled, "runs"))
+    assert code == 0 and "bandit-grpo" in output, output
 
 
 @pytest.mark.parametrize(
