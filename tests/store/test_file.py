@@ -371,7 +371,7 @@ def filled(folder: str) -> None:
 
 
 def test_a_disk_without_any_room_is_read_and_called_full(trained: Path) -> None:
-    output = sentence(trained, "rollout -n 1", partial(filled, "runs"))
+    output = sentence(trained, "runs rename last other", partial(filled, "runs"))
     assert output.startswith("The disk is full: the store")
     code, output = spawn(trained, "ls", before=partial(filled, "runs"))
     assert code == 0 and "bandit-grpo" in output, output
