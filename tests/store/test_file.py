@@ -363,8 +363,9 @@ def test_a_full_disk_is_one_sentence(
 
 
 def filled(folder: str) -> None:
-    """For a process that starts: what `folder` holds on a disk of its own, without room for one page."""
+    """For a process that starts: what `folder` holds on a disk of its own, without room for the index of a log."""
     small(folder, 0)
+    Path(folder, "agentrl.db-shm").unlink(missing_ok=True)
     with contextlib.suppress(OSError), open(f"{folder}/rest", "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
