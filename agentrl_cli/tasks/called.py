@@ -122,4 +122,4 @@ def write_rows(folder: Path, rows: Iterable[Row], sizes: Mapping[str, int] | Non
 
 def as_jsonl(rows: Iterable[Row]) -> str:
     """Rows as JSON lines."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

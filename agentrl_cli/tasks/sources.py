@@ -15,6 +15,8 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import datetime
+import decimal
 import inspect
 import io
 import itertools
@@ -196,7 +198,7 @@ def _parquet(path: Path) -> Iterator[Numbered]:
         with parquet.ParquetFile(path) as file:
             batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=256))
             for number, row in enumerate(itertools.chain.from_iterable(batches), 1):
-                yield number, without_nulls(row)
+                yield number, as_json(row)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
@@ -296,7 +298,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
             hint="Offline? Download it once with a connection, or save its rows as JSONL or parquet and name the file.",
         ) from error
     for number, row in enumerate(found, 1):
-        yield number, without_nulls(dict(row))
+        yield number, as_json(dict(row))
 
 
 def _dataset(source: Source) -> Iterator[Any]:
@@ -348,11 +350,20 @@ READERS: Mapping[str, Callable[[Source], Iterator[Numbered]]] = {
 }
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value of a columnar file without the null fields of its objects, at any depth."""
+def as_json(value: Any) -> Any:
+    """Return a value of a columnar file as a line of JSON has it, at any depth; bytes, of an image, stay.
+
+    Null fields of objects are left out. Decimals are numbers, dates and times are ISO 8601, durations are text.
+    """
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: as_json(item) for key, item in value.items() if item is not None}
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return str(value)
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import datetime
 import json
 import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,22 @@ def test_tables_and_other_names_of_columns_become_rows(
     answer = next(key for key in ("answer", "expected", "label") if key in rows[0])
     assert "What is 1+1" in str(rows[0]["prompt"]) and str(rows[0][answer]) == "2"
     assert problems(tmp_path / "mine") == [] and pack.row == (answer,)
+
+
+def test_columns_that_json_lacks_become_rows(init: Init, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    day = datetime.datetime(2026, 1, 2, 3)
+    row = {"q": "1+1?", "a": Decimal("2.50"), "at": day, "on": day.date(), "id": 1, "raw": b"a"}
+    took = {"took": datetime.timedelta(seconds=5), "when": [day.time()]}
+    parquet.write_table(pyarrow.Table.from_pylist([row | took]), tmp_path / "rows.parquet")
+    code, err = init("mine", "--from", "rows.parquet")
+    assert code == 0, err
+    (task,) = load_pack(tmp_path / "mine").tasks("train")
+    given = [task.data[name] for name in ("answer", "at", "on", "took", "when", "raw")]
+    assert given[:3] == [2.5, "2026-01-02T03:00:00", "2026-01-02"]
+    assert given[3:] == ["0:00:05", ["03:00:00"], "b'a'"]
 
 
 @pytest.mark.parametrize(

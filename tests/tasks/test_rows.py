@@ -21,7 +21,7 @@ from agentrl_cli.errors import (
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.tasks import BadLine, Pack, check_weights, load_pack
 from agentrl_cli.tasks.forms import detect, normal
-from agentrl_cli.tasks.sources import Source, without_nulls
+from agentrl_cli.tasks.sources import Source, as_json
 
 SCHEMA = {
     "type": "function",
@@ -341,7 +341,7 @@ def test_a_split_that_does_not_exist_is_named(folder: Path) -> None:
 
 
 def test_nulls_of_columnar_files() -> None:
-    assert without_nulls({"a": None, "b": [{"c": None, "d": 1}, None]}) == {"b": [{"d": 1}, None]}
+    assert as_json({"a": None, "b": [{"c": None, "d": 1}, None]}) == {"b": [{"d": 1}, None]}
 
 
 GOOD = {"id": "a", "family": "say", "prompt": "Say: a", "answer": "a"}
