@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from agentrl_cli.chat.parse import validate_arguments
 from agentrl_cli.errors import DataError, UsageError
 from agentrl_cli.plugins.traces.load import traces
 from agentrl_cli.plugins.traces.trace import (
@@ -74,7 +75,7 @@ def add(draft: Any, name: str) -> None:
         _learn(trace, answers, schemas)
         right = score >= least if score is not None else unscored == "right"
         path = _main(trace.paths) if right else []
-        if row := _row(path):
+        if row := _row(path, schemas):
             rows.setdefault(dumps(row["prompt"]), row)
             longer += len(row["prompt"]) + len(row["recorded"]) < len(path)
         low += not right
@@ -169,19 +170,39 @@ def _with_calls(message: Message, calls: Iterable[Any]) -> Message:
     return plain | ({"tool_calls": made} if made and message["role"] == "assistant" else {})
 
 
-def _row(path: list[Said]) -> dict[str, Any] | None:
-    """Return the first request of a conversation and the messages that answered it; None without an answer."""
-    messages, asked = list[Message](), list[str]()
+def _row(path: list[Said], schemas: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the first request of a conversation and the messages that answered it; None without an answer.
+
+    Calls that no tool could carry out are left out with their answers: they are nothing to learn or to ask for.
+    """
+    messages, calls = list[Message](), list[dict[str, Any]]()
     for role, group in group_by_role(path):
-        answers = in_order(asked, group) if role == "tool" else group
-        messages += [one.message for one in answers if one is not None]
-        asked = [call["id"] for call in messages[-1].get("tool_calls", ())]
+        if role == "tool":
+            answers = in_order([call["id"] for call in calls], group)
+            wrong = [_is_wrong(call, schemas) for call in calls] + [False] * len(answers)
+            pairs = zip(answers, wrong, strict=False)
+            messages += [one.message for one, left in pairs if one is not None and not left]
+            calls = []
+            continue
+        message = group[0].message
+        calls = list(message.get("tool_calls", ()))
+        right = [call for call in calls if not _is_wrong(call, schemas)]
+        if right or not calls:
+            messages.append(message | ({"tool_calls": right} if calls else {}))
     roles = [str(one["role"]) for one in messages]
     first = roles.index("assistant") if "assistant" in roles else 0
     last = roles.index("user", first) if "user" in roles[first:] else len(roles)
     if not first or roles[last - 1] != "assistant" or messages[last - 1].get("tool_calls"):
         return None
     return {"prompt": messages[:first], "recorded": messages[first:last]}
+
+
+def _is_wrong(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> bool:
+    """Whether a recorded call cannot be read, or breaks a schema that the trace has of its tool."""
+    function = call["function"]
+    schema = schemas.get(function["name"]) or _schema(function["name"])
+    known = not schema["function"].get("inferred")
+    return "error" in call or bool(known and validate_arguments(schema, function["arguments"]))
 
 
 def _learn(trace: Trace, answers: list[Any], schemas: dict[str, Any]) -> None:

@@ -121,6 +121,34 @@ async def test_answers_in_another_order_and_scores(cli: Cli, tmp_path: Path) -> 
         cli("init", "q", "--from", f"traces:t.jsonl{query}", code=2, said=said)
 
 
+async def test_calls_that_no_tool_can_carry_out_are_not_asked_for(cli: Cli, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+    def asked(id: str, arguments: Any) -> dict[str, Any]:
+        return {"id": id, "function": {"name": "look", "arguments": arguments}}
+
+    def answer(id: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": id, "content": text}
+
+    said = [
+        {"role": "user", "content": "Find x."},
+        {"role": "assistant", "content": "Hm.", "tool_calls": [asked("a", '{"q": ')]},
+        answer("a", "not JSON"),
+        {"role": "assistant", "tool_calls": [asked("b", {}), asked("c", {"q": "x"})]},
+        answer("b", "q is missing"),
+        answer("c", "42"),
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    tools = [{"function": {"name": "look", "parameters": schema}}]
+    write(tmp_path / "t.jsonl", [{"messages": said, "tools": tools, "score": 1}])
+    cli("init", "p", "--from", "traces:t.jsonl")
+    pack = load_pack(tmp_path / "p")
+    first, got, _ = pack.tasks("train")[0]["recorded"]
+    assert [one["id"] for one in first["tool_calls"]] == ["c"] and got["content"] == "42"
+    assert [str(problem) for problem in await check_pack(pack, None)] == []
+    assert (await play(pack, [call("look", q="x"), "It is 42."])).reward == 1.2
+
+
 def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", [{"messages": row["messages"]} for row in traces(20)])
     cli("init", "a", "--from", "traces:t.jsonl", code=2, said="20 of 20 traces have no score")
