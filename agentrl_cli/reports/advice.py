@@ -40,8 +40,8 @@ def fill(command: str, hit: Hit, e: Evidence) -> str:
         )
     if "PART" in command and not words.get("moved"):
         return "agentrl check --all"
-    if not best:  # the best checkpoint is the base
-        command = command.replace("RUN@best", "RUN@last")
+    if not best:  # the best checkpoint is the base, the only one of a run that trained nothing
+        command = command.replace("RUN@best", "RUN@last" if e.run.kind == "train" else "RUN@base")
     values = {
         "RUN": e.run.name, "MODEL": shlex.quote(model), "LOWER": f"{lr / 10:.1g}",
         "HIGHER": f"{lr * 30:.1g}", "LONGER": longer,

@@ -148,6 +148,12 @@ FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
         ["`agentrl eval demo@last`"],
         [],
     ),
+    "everything that a rollout made is solved": (
+        case(SOLVED, run=RunRow("r", "demo", kind="rollout", config=CONFIG)),
+        ["all_solved"],
+        ["`agentrl eval demo@base`"],
+        [],
+    ),
     "neither a collapse yet, nor what may follow from one": (
         case(steps([0.22, 0.0], **{name: share[:2] for name, share in CUT.items()})),
         [],
