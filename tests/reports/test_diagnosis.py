@@ -149,7 +149,7 @@ FOUND: dict[str, tuple[Evidence, list[str], list[str], list[str]]] = {
         [],
     ),
     "everything that a rollout made is solved": (
-        case(SOLVED, run=RunRow("r", "demo", kind="rollout", config=CONFIG)),
+        case(SOLVED, run=RunRow("r", "demo", kind="rollout", status="finished", config=CONFIG)),
         ["all_solved"],
         ["`agentrl eval demo@base`"],
         [],
