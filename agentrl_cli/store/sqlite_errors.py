@@ -92,10 +92,8 @@ def lacks_log(path: Path | str) -> bool:
 
 def lacks_room(path: Path | str) -> bool:
     """Whether the disk is so full that SQLite cannot make the index of a log, which it reports as an I/O error."""
-    try:
-        return not os.statvfs(Path(path).absolute().parent).f_bavail
-    except OSError:
-        return False
+    folder = Path(path).absolute().parent
+    return folder.is_dir() and not os.statvfs(folder).f_bavail
 
 
 def lacks_locks(path: Path | str) -> bool:

@@ -353,15 +353,13 @@ READERS: Mapping[str, Callable[[Source], Iterator[Numbered]]] = {
 def as_json(value: Any) -> Any:
     """Return a value of a columnar file as a line of JSON has it, at any depth; bytes, of an image, stay.
 
-    Null fields of objects are left out. Decimals are numbers, dates and times are ISO 8601, durations are text.
+    Null fields of objects are left out. Decimals are numbers; dates, times and durations are texts.
     """
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items() if item is not None}
     if isinstance(value, decimal.Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         return str(value)
     return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
 

@@ -179,7 +179,7 @@ def test_columns_that_json_lacks_become_rows(init: Init, tmp_path: Path) -> None
     assert code == 0, err
     (task,) = load_pack(tmp_path / "mine").tasks("train")
     given = [task.data[name] for name in ("answer", "at", "on", "took", "when", "raw")]
-    assert given[:3] == [2.5, "2026-01-02T03:00:00", "2026-01-02"]
+    assert given[:3] == [2.5, "2026-01-02 03:00:00", "2026-01-02"]
     assert given[3:] == ["0:00:05", ["03:00:00"], "b'a'"]
 
 
