@@ -123,9 +123,9 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
         (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
         err = init(f"few{count}", "--from", "few.jsonl")[1]
         assert f"Too few rows for {splits}: {count}." in err
-    told = {"prompt": [{"role": "system", "content": "Box it."}, {"role": "user", "content": "?"}]}
-    (tmp_path / "told.jsonl").write_text(json.dumps(told | {"answer": 1}) + "\n")
-    assert "In 1 of 1 rows a system message" in init("told", "--from", "told.jsonl")[1]
+    chat = {"prompt": [{"role": "system", "content": "Box it."}, {"role": "user", "content": "?"}]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat | {"answer": 1}) + "\n")
+    assert "In 1 of 1 rows a system message" in init("chat", "--from", "chat.jsonl")[1]
     (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
     code, err = init("other", "--from", "bare.jsonl")
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
