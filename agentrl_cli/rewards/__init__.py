@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-import numpy as np
-
 from agentrl_cli.errors import AgentRLError, EnvError, describe_error
 from agentrl_cli.hooks.threads import OwnTime, call, contain
 from agentrl_cli.hooks.waits import waiting
@@ -83,7 +81,8 @@ def _part(reward: Reward, answer: Any) -> RewardPart:
     ):  # with its own name and weight; the pack decides which part is primary
         return finite(replace(answer, primary=answer.primary or reward.primary))
     value, detail = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
-    if not isinstance(value, (Real, np.bool_)) or not math.isfinite(value):
+    value = value.item() if hasattr(value, "item") else value  # numpy's and torch's scalars
+    if not isinstance(value, Real) or not math.isfinite(value):
         raise EnvError(
             f"The reward {reward.name!r} returned {value!r}; a finite number is expected."
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import agentrl_cli
 from agentrl_cli import (
@@ -100,9 +101,10 @@ async def test_functions_sync_and_async_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.float64(1)]
+    "answer",
+    [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.array(1), torch.tensor(1.0)],
 )
-async def test_booleans_and_the_numbers_of_numpy_count_as_numbers(answer: Any) -> None:
+async def test_booleans_and_the_numbers_of_numpy_and_torch_count_as_numbers(answer: Any) -> None:
     found, _ = await value(lambda episode, ctx: answer)
     assert found == 1.0 and isinstance(found, float)
     assert await value(lambda episode, ctx: ctx.part(answer, "why")) == (1.0, "why")
