@@ -3,7 +3,7 @@
 BaseTool           a tool, whose state lasts for the episode: verl creates it again for each call
 BaseInteraction    a simulated user: its four coroutines around one episode
 compute_score      (data_source, solution_str, ground_truth, extra_info=None, **kwargs) → a number, or {"score": …}
-                   whose other entries are shown with the part
+                   whose other entries are shown with the part; a batch's function has the same names with an s
 rows               prompt (messages), data_source, reward_model.ground_truth, extra_info (tools_kwargs …)
 data               train_files: data/train.parquet            one or a list
                    val_files: [data/test.parquet]             the splits validation and test
@@ -153,8 +153,12 @@ def adapt_interaction(kind: type, config: Mapping[str, Any]) -> Maker | None:
 def adapt_reward(
     function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]
 ) -> Any:
-    """Return the function as one of (episode, ctx); None if it does not have verl's parameters."""
-    if not set(parameters) >= {"solution_str", "ground_truth"}:
+    """Return the function as one of (episode, ctx); None if it does not have verl's parameters.
+
+    One of its batch reward manager (`solution_strs` …) gets a batch of one.
+    """
+    many = set(parameters) >= {"solution_strs", "ground_truths"}
+    if not many and not set(parameters) >= {"solution_str", "ground_truth"}:
         return None
 
     async def reward(episode: Episode, ctx: RewardContext) -> Any:
@@ -179,9 +183,10 @@ def adapt_reward(
             "solution_str": ctx.response(episode),
             "ground_truth": data.get("ground_truth", data.get("answer")),
             "extra_info": info,
-            **extra,
         }
-        return _answer(await call(function, **accept_arguments(given, parameters)))
+        given = {f"{name}s": [value] for name, value in given.items()} if many else given
+        answer = await call(function, **accept_arguments({**given, **extra}, parameters))
+        return _answer(answer[0] if many else answer)
 
     return reward
 

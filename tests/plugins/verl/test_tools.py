@@ -260,7 +260,16 @@ async def test_verls_compute_score() -> None:
     ) -> dict[str, Any]:
         return {"score": 1, "acc": True, "extra": sorted(kwargs)}
 
+    def batch(
+        data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
+    ) -> list[Any]:
+        return [
+            {"score": compute_score(*one), "of": len(solution_strs)}
+            for one in zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+        ]
+
     assert await value(compute_score) == (0.5, "")
+    assert await value(batch) == (0.5, "of 1")
     assert await value(named) == (1.0, "acc True, extra ['extra_info']")
     with pytest.raises(EnvError, match="needs `score`"):
         await value(lambda solution_str, ground_truth: {"acc": 1})
