@@ -60,7 +60,7 @@ class DataOptions:
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Conversations of a JSONL file, e.g. of OpenAI's form.",
+            help="Conversations of a file (JSONL, JSON, Parquet, CSV), e.g. of OpenAI's form.",
         ),
     ] = None
     from_store: Annotated[
@@ -140,21 +140,6 @@ class DataOptions:
         ):  # fmt: skip
             if wrong:
                 raise UsageError(text, hint=hint)
-        if self.data is not None:
-            _require_lines(self.data)
-
-
-def _require_lines(path: Path) -> None:
-    """Raise UsageError for a table, before the model is loaded; a `.parquet` may have another name."""
-    from agentrl_cli.tasks.sources import FILES
-
-    head = b""
-    if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(4)
-    if head == b"PAR1" or path.suffix in FILES.keys() - {".jsonl", ".json"}:
-        hint = f"`agentrl init NAME --from {shlex.quote(str(path))}` makes a task of the rows of a table."
-        raise UsageError(f"--data takes JSONL, a conversation on each line, not {path}.", hint=hint)
 
 
 def command(

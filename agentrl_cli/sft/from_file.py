@@ -1,4 +1,4 @@
-"""Conversations of a JSONL file as demonstrations: OpenAI's, ShareGPT's, Alpaca's and others' rows.
+"""Conversations of a file (JSONL, Parquet, CSV …) as demonstrations: OpenAI's, ShareGPT's, Alpaca's and others' rows.
 
 {"conversations": [{"role": …, "content": …, "tools": "[…]", "tool_calls": "[…]"}, …]}
 {"conversations": [{"from": "human", "value": …}, …]}                                       ShareGPT
@@ -20,7 +20,7 @@ from agentrl_cli.errors import DataError, NotFound
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.sft.from_store import shuffled
 from agentrl_cli.tasks.forms import conversation, plain_messages
-from agentrl_cli.tasks.sources import jsonl
+from agentrl_cli.tasks.sources import read_file
 from agentrl_cli.types import Origin
 
 
@@ -29,7 +29,7 @@ def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
     if not path.exists() or path.is_dir():  # a pipe is read, too
         raise NotFound(f"No such file: {path}.")
     found = []
-    for number, row in jsonl(path):
+    for number, row in read_file(path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
         try:

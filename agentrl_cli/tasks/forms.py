@@ -85,6 +85,7 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
 
     Messages without a role are the user's and the assistant's in turn.
     """
+    said = _from_text(said, "The conversation")
     if (
         not isinstance(said, list)
         or not said
@@ -109,13 +110,17 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
         }
         kept.append({**rest, "role": role, "content": content})
     kept = [message for message in kept if message["role"] != "system" or message["content"]]
-    if isinstance(tools, str):
-        try:
-            tools = parse_json(tools)
-        except ValueError as error:
-            raise DataError(f"`tools` of the system message is not JSON: {error}.") from error
+    tools = _from_text(tools, "`tools` of the system message")
     tool_names(tools or [])
     return kept, list(tools or [])
+
+
+def _from_text(value: Any, name: str) -> Any:
+    """Return a value that a column of texts holds as JSON. Raises DataError for another text."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise DataError(f"{name} is not JSON: {error}.") from error
 
 
 def plain_messages(said: list[dict[str, Any]]) -> list[Any]:

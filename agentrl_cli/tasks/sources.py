@@ -267,6 +267,22 @@ FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet, ".csv": _table, 
 ENDINGS = tuple(FILES)
 
 
+def read_file(path: Path) -> Iterator[Numbered]:
+    """Return the rows of a file or a pipe by its ending; JSON Lines of any other, and of a .json file that has them.
+
+    Raises DataError if it cannot be read.
+    """
+    reader = FILES.get(path.suffix, jsonl)
+    if path.is_file():
+        with path.open("rb") as file, contextlib.suppress(ValueError):
+            first = file.readline()
+            if first.startswith(b"PAR1"):
+                reader = _parquet
+            elif reader is _json and isinstance(parse_json(first), dict):
+                reader = jsonl
+    return reader(path)
+
+
 def _hub(source: Source) -> Iterator[Numbered]:
     """Yield a dataset of the Hugging Face hub or its cache, a folder of data files, or the output of `save_to_disk`."""
     with needs_extra(f"The dataset {source.name} needs the package `datasets`.", "data"):

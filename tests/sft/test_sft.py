@@ -3,6 +3,7 @@
 On the store's best episodes: which ones, by their very ids; training goes on from the result.
 """
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -295,6 +296,21 @@ def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
     assert bool(schemas) == (row.get("conversations", [None])[0] is SYSTEM)
     calls = [c["function"]["arguments"] for m in messages for c in m.get("tool_calls") or ()]
     assert calls in ([], [{"expression": "2+3"}])
+    (tmp_path / "lines.json").write_text(json.dumps(row) + "\n")
+    (tmp_path / "rows.json").write_text(json.dumps([row], indent=1))
+    arrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    names = ["lines.json", "rows.json", "rows.parquet"]
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()
+    }
+    if not isinstance(row.get("completion"), list):  # that column of texts has texts
+        with (tmp_path / "rows.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([texts, texts.values()])
+        parquet.write_table(arrow.Table.from_pylist([texts]), tmp_path / "no-ending")
+        names += ["rows.csv", "no-ending"]
+    parquet.write_table(arrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    for name in names:
+        assert from_file.read(tmp_path / name) == [(messages, schemas)], name
 
 
 @pytest.mark.parametrize(
@@ -520,7 +536,6 @@ def demonstrate(row, rng, tool_rate):
 
 
 def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
-    (cli.folder / "table").write_bytes(b"PAR1\x15\x04")
     for more, said in (
         (["--best-of", "2", "--recipe", "tiny-agent"], "--recipe"),
         (["--recipe", "tiny-agent", "--model", "tiny"], "--model does nothing with --recipe"),
@@ -530,8 +545,6 @@ def test_options_that_do_not_go_together(project: Path, cli: Cli) -> None:
         (["--best-of", "2", "--tool-rate", "0.5"], "--tool-rate"),
         (["--data", "x.jsonl", "--tool-rate", "0.5"], "--tool-rate"),
         (["--demonstrations", "0.5"], "needs episodes from the store"),
-        (["--data", "rows.csv"], "agentrl init NAME --from rows.csv"),
-        (["--data", "table"], "--data takes JSONL"),
     ):
         cli("sft", "x", *more, "--project", str(project), code=2, said=said)
     (cli.folder / "rows.jsonl").write_text("{}")
