@@ -198,9 +198,7 @@ def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
 
 
 def _read_graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
-    rows = store.episodes.rows(
-        store.episodes.ids(f"{filter} -outcome:none -reward:none", "time", run_id)
-    )
+    rows = store.episodes.used(f"{filter} -outcome:none -reward:none", "time", run_id)
     return [row for row in rows if row.outcome is not None and not row.outcome.is_error]
 
 

@@ -63,9 +63,7 @@ def read_evidence(
     picked = [
         row.id
         for step in near
-        for row in store.episodes.rows(
-            store.episodes.ids(f"kind:{run.kind} step:{step}", "time", run.id)
-        )
+        for row in store.episodes.used(f"kind:{run.kind} step:{step}", "time", run.id)
         if row.outcome is not None
     ]
     names = store.select("SELECT DISTINCT task_id FROM episodes WHERE run_id=?", (run.id,))
@@ -98,7 +96,7 @@ def measure_movement(store: Store, run_id: str, start: int, end: int) -> float |
     """
 
     def attempts(step: int) -> dict[tuple[str, int], str]:
-        rows = store.episodes.rows(store.episodes.ids(f"kind:eval step:{step}", "time", run_id))
+        rows = store.episodes.used(f"kind:eval step:{step}", "time", run_id)
         return {(row.task_id, row.sample): row.id for row in rows if row.outcome is not None}
 
     first, last = attempts(start), attempts(end)

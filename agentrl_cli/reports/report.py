@@ -190,12 +190,10 @@ def _facts(store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]) -> lis
 
 def _samples(store: Store, run: RunRow, texts: Texts, hide: Callable[[str], str]) -> list[Sample]:
     """Return the best, the worst and the oddest episode of a run."""
-    rowids = store.episodes.ids(
-        "-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES
-    )
+    newest = "-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, CANDIDATES
     rows = [
         row
-        for row in store.episodes.rows(rowids)
+        for row in store.episodes.used(*newest)
         if row.outcome is not None and not row.outcome.is_error
     ]
     if not rows:

@@ -272,9 +272,9 @@ def load(store: Store, run_id: str, before: RunData | None = None) -> RunData:
     if run.alive and data.live:
         which = f"step:{data.step} kind:eval"
         if not data.evaluating:
-            newest = store.episodes.rows(store.episodes.ids("kind:train", "-time", run.id, limit=1))
+            newest = store.episodes.used("kind:train", "-time", run.id, limit=1)
             which = f"step:{newest[0].step or 0 if newest else 0} kind:train"
-        done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
+        done = len(store.episodes.used(which, "time", run.id)) - len(data.live)
     here = data.step, run.status, len(data.evals)
     if old.notable and (old.step, old.run.status, len(old.evals)) == here:
         same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
@@ -336,8 +336,7 @@ def sort_by_rarity(rows: Sequence[EpisodeRow]) -> list[EpisodeRow]:
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
     """Return a step's `notable` episodes (best, worst, odd, erring), `advantages`, `flags` counted, `groups`."""
-    ids = store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)
-    rows = store.episodes.rows(ids)
+    rows = store.episodes.used(f"step:{step} kind:train", "-reward", run_id)
     graded = graded_rows(rows)
     best = max(graded, key=lambda row: row.reward or 0.0, default=None)
     # the worst is another one even if all are equal

@@ -110,9 +110,9 @@ def _episodes(store: Store, run: RunRow, filter: str) -> tuple[list[Episode], se
     Advantages compare within the group or the step, so siblings that the filter excludes are still needed.
     """
     finished = "kind:train -outcome:none"
-    every = store.episodes.rows(store.episodes.ids(finished, "time", run=run.id))
-    found = store.episodes.ids(f"{finished} {filter}".strip(), "time", run=run.id)
-    matching = {line.id: line.step for line in store.episodes.rows(found)}
+    every = store.episodes.used(finished, "time", run.id)
+    found = store.episodes.used(f"{finished} {filter}", "time", run.id)
+    matching = {line.id: line.step for line in found}
     if not matching:
         raise NotFound(f"{run.name} has no finished episodes{' that match' if filter else ''}.")
     steps = set(matching.values())

@@ -199,7 +199,7 @@ def of_step(store: Store, run: RunRow, step: int | None = None) -> Waterfall:
 
 
 def _episodes(store: Store, run: RunRow, step: int) -> list[EpisodeRow]:
-    return store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "time", run.id))
+    return store.episodes.used(f"step:{step} kind:train", "time", run.id)
 
 
 def _shorten_step(

@@ -23,7 +23,7 @@ from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
 from agentrl_cli.store.episode_sql import PUT_GROUP
 from agentrl_cli.store.file import Part, StoreFile, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
-from agentrl_cli.store.marks import Signals
+from agentrl_cli.store.marks import RETIRED, Signals
 from agentrl_cli.store.rows import EpisodeRow
 from agentrl_cli.types import AgentState, Episode, Fact, Outcome, Tokens, Turn
 
@@ -32,13 +32,15 @@ CANDIDATES = 32
 _ERRORS = ",".join(f"'{outcome}'" for outcome in Outcome if outcome.is_error)
 _GRADED = f"reward IS NOT NULL AND outcome NOT IN ({_ERRORS})"
 _PUSH = "abs(coalesce(advantage, 0))"
+IN_USE = f"instr(replace(ifnull(group_id, ''), task_id, ''), '{RETIRED}')=0"
+"""Condition of an episode that no other has replaced (`marks.retire`); a task's own name may have the mark."""
 _NAMED = {
     "last": "1 ORDER BY outcome IS NULL",
     # If nothing was trained: the typical one of the equally good, without flags and not the only success of its group
     # (whose advantage is large).
-    "best": f"{_GRADED} ORDER BY reward DESC, flags NOT IN ('', '[]'), {_PUSH} = 0, {_PUSH}",
+    "best": f"{_GRADED} AND {IN_USE} ORDER BY reward DESC, flags NOT IN ('', '[]'), {_PUSH} = 0, {_PUSH}",
     # Of equally bad ones, the one that pushed the weights most.
-    "worst": f"{_GRADED} ORDER BY reward, {_PUSH} DESC",
+    "worst": f"{_GRADED} AND {IN_USE} ORDER BY reward, {_PUSH} DESC",
 }
 """Names of episodes: their condition and order; of equals the newest."""
 
@@ -160,16 +162,27 @@ class Episodes(Part):
         sort: str = "-time",
         run: str | None = None,
         limit: int | None = None,
+        *,
+        replaced: bool = True,
     ) -> list[int]:
-        """Return the rowids of the episodes that match, in order, at most `limit`.
+        """Return the rowids of the episodes that match, in order, at most `limit`; `replaced`: also those of before a
+        change, in whose places a resume sampled others.
 
         Raises UsageError for an invalid filter or order, naming the nearest field.
         """
         where, params = compile_filter(filter)
+        if not replaced:
+            where = f"({where}) AND {IN_USE}"
         if run is not None:
             where, params = f"({where}) AND e.run_id=?", [*params, run]
         sql = f"SELECT e.rowid FROM episodes e WHERE {where} ORDER BY {compile_sort(sort)} LIMIT ?"
         return [row[0] for row in self.file.select(sql, [*params, -1 if limit is None else limit])]
+
+    def used(
+        self, filter: str, sort: str, run: str | None, limit: int | None = None
+    ) -> list[EpisodeRow]:
+        """Return list rows of the episodes that match, without those that others have replaced."""
+        return self.rows(self.ids(filter, sort, run, limit, replaced=False))
 
     def rows(self, rowids: Sequence[int]) -> list[EpisodeRow]:
         """Return list rows of episodes, in the order given; deleted ones are left out."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import UsageError
+from agentrl_cli.reports.run_data import notable_of
+from agentrl_cli.reports.spans import of_step
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.trainer.inputs import Inputs
@@ -160,7 +162,7 @@ def test_a_cut_group_is_not_continued_with_something_else(
     assert state(project) == before, "nothing was stored"
 
 
-def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
+def test_a_cut_group_never_holds_two_versions(project: Path, cli: Cli) -> None:
     was = [e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)]
     cut = {e.id for e in was if e.group_id == "000002-001"}
     assert 2 <= len(cut) < 4
@@ -177,6 +179,11 @@ def test_a_cut_group_never_holds_two_versions(project: Path) -> None:
         run = only_run(store)
         rows = store.episodes.rows(store.episodes.ids(run=run.id))
         logs = "\n".join(line["text"] for line in store.journal.logs(run.id))
+        shown = [group.best for group in notable_of(store, run.id, 2)["groups"]]
+        title = of_step(store, run, 2).title
+    cli.folder = project
+    found = cli.json("failures", "last")["attempts"], title, len(shown)
+    assert found == (STEPS * 8, f"{run.name} step 2, 8 episodes", 2), "no report has retired ones"
     groups = {(row.group_id, row.tokenizer) for row in rows}
     assert len({group for group, _ in groups}) == len(groups)
     assert ("000004-001", run.tokenizer) in groups, "that of its newest episodes"

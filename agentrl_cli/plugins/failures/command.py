@@ -120,7 +120,7 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
     from agentrl_cli.plugins.failures.scan import agree, load_scanner, scan
 
     name, scanner = load_scanner(target, Path.cwd())
-    rows = store.episodes.rows(store.episodes.ids(f"kind:{kind} -outcome:none", "time", run))
+    rows = store.episodes.used(f"kind:{kind} -outcome:none", "time", run)
     with Progress(name, bar=False):  # the scanner may draw one
         flagged, failed = asyncio.run(scan(store, rows, name, scanner))
     lost = dict(failed)

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl_cli.rollout.flags import CALLED_WRONGLY, short
 from agentrl_cli.store import Store
+from agentrl_cli.store.episodes import IN_USE
 from agentrl_cli.store.queries import message_lines
 
 ANSWER = "answer"
@@ -66,9 +67,9 @@ class Attempt:
         )
 
 
-_EPISODES = """SELECT id, pack || ':' || task_id, coalesce(family, ''), coalesce(step, 0), outcome,
+_EPISODES = f"""SELECT id, pack || ':' || task_id, coalesce(family, ''), coalesce(step, 0), outcome,
  coalesce(error, ''), flags FROM episodes
- WHERE run_id=? AND outcome != 'ungraded' AND kind=? ORDER BY step, rowid"""
+ WHERE run_id=? AND outcome != 'ungraded' AND kind=? AND {IN_USE} ORDER BY step, rowid"""
 _OF_RUN = "episode_id IN (SELECT id FROM episodes WHERE run_id=? AND kind=?)"
 _CALLS = f"""SELECT episode_id, turn, name, coalesce(arguments, raw),
  CASE WHEN result_error IS NOT NULL THEN result_error WHEN call_error IS NULL THEN ''

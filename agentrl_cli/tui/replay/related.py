@@ -23,7 +23,7 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
         return None
     sign, sort = (">", "step") if step > 0 else ("<", "-step")
     text = f"task:{quote(row.task_id)} kind:{quote(row.kind)} step:{sign}{row.step}"
-    rows = store.episodes.rows(store.episodes.ids(text, sort, row.run_id, limit=64))
+    rows = store.episodes.used(text, sort, row.run_id, limit=64)
     nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
     same = [other for other in nearest if other.sample == row.sample]
     found = same or nearest
@@ -88,8 +88,8 @@ def same_failure(store: Store, episode_id: str) -> list[tuple[str, int, int]]:
     if not row.flags or row.step is None:
         return []
     step = f"step:{row.step} kind:{quote(row.kind)}"
-    with_flag = store.episodes.ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
-    return [(row.flags[0], len(with_flag), len(store.episodes.ids(step, run=row.run_id)))]
+    rows = store.episodes.used(step, "time", row.run_id)
+    return [(row.flags[0], sum(row.flags[0] in other.flags for other in rows), len(rows))]
 
 
 def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
@@ -97,7 +97,7 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
     row = store.episodes.row(episode_id)
     for kind in ("eval", "train"):
         text = f"task:{quote(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
-        rows = store.episodes.rows(store.episodes.ids(text, "step", row.run_id, limit=MOST))
+        rows = store.episodes.used(text, "step", row.run_id, limit=MOST)
         rewards = group_pairs(
             (other.step, other.reward)
             for other in rows

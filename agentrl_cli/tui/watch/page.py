@@ -66,7 +66,7 @@ class Recent:
 
 def load_recent(store: Store, run_id: str) -> Recent:
     """Return the newest episodes of a run by group, and its tools (in the reader's thread)."""
-    rows = store.episodes.rows(store.episodes.ids("kind:train", "-step", run_id, limit=NEWEST))
+    rows = store.episodes.used("kind:train", "-step", run_id, limit=NEWEST)
     finished = store.runs.get(run_id).step
     last = [row for row in rows if row.step == finished and row.outcome is not None]
     since = max(finished - 19, 0)
