@@ -18,6 +18,8 @@ from agentrl_cli.learning.estimator_inputs import Float64
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.step_table import StepTable
 from agentrl_cli.plugins.taught.weights import RunWeights
+from agentrl_cli.reports.advice import keep_settings
+from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Float32
 
@@ -187,20 +189,24 @@ def explain(
     decoder = decoder_of(store, store.episodes.row(episode_id).tokenizer)
     text = decoder.text([int(episode.tokens.ids[turn.start + at])])
     named = [{**asdict(one), "share": found.share(one)} for one in found.groups[:SHOWN]]
+    command = repeat(found, run)
     report = {"episode": episode_id, "turn": number, "token": at, "text": text, "probabilities": found.probabilities,
               "start": found.start, "end": found.end, "groups": named, "lost": found.lost,
-              "command": repeat(found)}  # fmt: skip
-    return list(words(found, text, f"{episode_id}@t{number}.{at}")), report
+              "command": command}  # fmt: skip
+    return words(found, text, f"{episode_id}@t{number}.{at}", command), report
 
 
-def repeat(found: Trace) -> str:
-    """Return the command that trains without the groups named."""
-    left_out = ",".join(one.group for one in found.groups[:SHOWN])
-    return " ".join(["agentrl train", "--set", f"algo.skip.groups=[{left_out}]"])
+def repeat(found: Trace, run: RunRow) -> str:
+    """Return the command that repeats a run without the groups named, and without those that it left out itself."""
+    groups = [
+        *(get_setting(run.config, "algo.skip.groups") or ()),
+        *(one.group for one in found.groups[:SHOWN]),
+    ]
+    return keep_settings(f"agentrl train --set 'algo.skip.groups=[{','.join(groups)}]'", run)
 
 
-def words(found: Trace, text: str, link: str) -> list[str]:
-    """Return the lines of a trace."""
+def words(found: Trace, text: str, link: str, command: str) -> list[str]:
+    """Return the lines of a trace; `command` repeats the training."""
     most = max(found.probabilities.values())
     lines = [f"{link} {text!r}: its probability here, by the model after each step"]
     lines += [
@@ -222,4 +228,4 @@ def words(found: Trace, text: str, link: str) -> list[str]:
     if found.lost:
         gap = "trained episodes have no gradient weights any more (`agentrl db prune`) and are not counted"
         lines.append(f"{found.lost} {gap}.")
-    return [*lines, f"A training without them: {repeat(found)}"]
+    return [*lines, f"A training without them: {command}"]

@@ -1,5 +1,6 @@
 """Who taught a token, in a real training of the bundled model."""
 
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,15 @@ import torch
 from agentrl_cli.commands import main
 from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import pack
-from agentrl_cli.plugins.taught.trace import reaches, read_step, teachers, token_segment
+from agentrl_cli.plugins.taught.trace import (
+    Teacher,
+    Trace,
+    reaches,
+    read_step,
+    repeat,
+    teachers,
+    token_segment,
+)
 from agentrl_cli.plugins.taught.weights import RunWeights
 from agentrl_cli.store import Store
 from agentrl_cli.types import Origin
@@ -114,10 +123,17 @@ def test_the_command_names_groups_and_a_training_leaves_them_out(project: Path, 
     cli("why", f"{id}@t0.0", code=2, said="did not sample")
     cli("why", f"{id}@t{turn}.999", code=2, said="no token 999")
     group = found["groups"][0]["group"]
-    cli(*TRAIN, "--set", f"algo.skip.groups=[{group}]")
+    assert shlex.split(found["command"])[:3] == ["agentrl", "train", "--config"]
+    cli(*shlex.split(found["command"])[1:-1], f"algo.skip.groups=[{group}]")
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        ids = store.episodes.ids("fact:skipped:unused", "time", store.runs.training("last").id)
-        assert {row.group_id for row in store.episodes.rows(ids)} == {group}
+        first, run = store.runs.all()[-1], store.runs.training("last")
+        assert {
+            row.group_id for row in store.episodes.used("fact:skipped:unused", "time", run.id)
+        } == {group}
+        first.config["algo"]["skip"]["groups"] = [group]
+        assert run.config == first.config, "another training of the same settings"
+        again = repeat(Trace({}, 0, 1, [Teacher("000002-001", 2, "", "", 1.0)], 0), run)
+        assert again.endswith(f"'algo.skip.groups=[{group},000002-001]'")
 
 
 def test_a_segment_ends_at_its_turn_and_trains_one_token(project: Path) -> None:
