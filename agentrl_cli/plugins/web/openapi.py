@@ -11,10 +11,9 @@ Redirects are not followed, so that the token reaches no other host.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import httpx2
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.plugins.web.parameters import STYLES, Place, read_place
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
 
@@ -47,8 +47,8 @@ class Operation:
     path: str
     parameters: dict[str, Any]
     """JSON Schema of the arguments."""
-    places: dict[str, str] = field(default_factory=dict)
-    """Argument to path, query, header, body (a field of it) or whole (the body itself)."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Argument to its place in the request."""
     problem: str = ""
     """Why it cannot be a tool; empty if it can."""
 
@@ -81,33 +81,32 @@ class OpenApiTool(Tool):
         headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
         if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):
             headers["Authorization"] = f"Bearer {token}"
-        query: dict[str, Any] = {}
+        query: list[tuple[str, str]] = []
         body: Any = {}
         for name, value in arguments.items():
-            place = self.operation.places.get(name, "query")
-            if value is None and place in {"query", "header"}:
+            place = self.operation.places.get(name, Place("query", name))
+            if value is None and place.where in {"query", "header"}:
                 continue  # an address cannot say null
-            if place == "path":
-                text = _text(value)
+            if place.where == "path":
+                text = "".join(text for _, text in place.write(value))
                 if text in {"", ".", ".."}:
                     return ToolResult(
                         f"Bad tool call: {name} cannot be {text!r}.", error="bad_arguments"
                     )
-                path = path.replace("{" + name + "}", quote(text, safe=""))
-            elif place == "query":
-                query[name] = (
-                    [_text(item) for item in value] if isinstance(value, list) else _text(value)
-                )
-            elif place == "header":
-                headers[name] = _text(value).replace("\r", " ").replace("\n", " ")
+                path = path.replace("{" + place.name + "}", quote(text, safe=","))
+            elif place.where == "query":
+                query += place.write(value)
+            elif place.where == "header":
+                headers |= {key: " ".join(text.splitlines()) for key, text in place.write(value)}
             else:
-                body = value if place == "whole" else {**body, name: value}
-        sent = body if {"body", "whole"} & set(self.operation.places.values()) else None
+                body = value if place.where == "whole" else {**body, name: value}
+        has_body = {"body", "whole"} & {place.where for place in self.operation.places.values()}
+        sent = body if has_body else None
         try:
             async with httpx2.AsyncClient(timeout=float(self.timeout or 30.0)) as client:
                 url, method = self.server + path, self.operation.method.upper()
                 async with client.stream(
-                    method, url, params=query, headers=headers, json=sent
+                    method, url, params=tuple(query), headers=headers, json=sent
                 ) as answer:
                     text = await self._read(answer)
                     status = answer.status_code
@@ -241,29 +240,30 @@ def _operation(
 
 def _parameters(
     entries: Sequence[Any], given: Mapping[str, Any], document: Any
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the JSON Schema of an operation's arguments, and where each goes.
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return the JSON Schema of an operation's arguments, and where each goes; later `entries` override earlier ones.
 
-    Raises OverflowError if it is too large, NotImplementedError for a body of another type.
+    Raises OverflowError if it is too large, NotImplementedError for a body or a style of another type.
     """
     follow = References(document)
     properties: dict[str, Any] = {}
     required: list[str] = []
-    places: dict[str, str] = {}
-    for entry in entries:
-        parameter = follow(entry)
-        if parameter.get("in") not in ("path", "query", "header"):
+    places: dict[str, Place] = {}
+    listed = [one for one in map(follow, entries) if one.get("in") in STYLES]
+    for parameter in {(one["in"], one["name"]): one for one in listed}.values():
+        place = read_place(parameter)
+        if place.where == "header" and place.name.casefold() in NOT_PARAMETERS:
             continue
-        key = str(parameter["name"])
-        if parameter["in"] == "header" and key.casefold() in NOT_PARAMETERS:
-            continue
-        schema = parameter.get("schema") or {"type": "string"}
+        key = _free_name(place.name, place.where, properties)
+        kinds = [parameter, *(parameter.get("content") or {}).values()]
+        schema = next((one["schema"] for one in kinds if one.get("schema")), {"type": "string"})
         note = parameter.get("description")
         properties[key] = {**schema, **({"description": str(note)} if note else {})}
-        places[key] = str(parameter["in"])
-        if (parameter.get("required") or places[key] == "path") and key not in required:
+        places[key] = place
+        if parameter.get("required") or place.where == "path":
             required.append(key)
-    content = follow(given.get("requestBody") or {}).get("content") or {}
+    request = follow(given.get("requestBody") or {})
+    content = request.get("content") or {}
     kinds = [
         kind for kind in content if kind.partition(";")[0].strip() in ("application/json", "*/*")
     ]
@@ -272,16 +272,25 @@ def _parameters(
     body = (content[kinds[0]].get("schema") or {}) if kinds else {}
     fields = body.get("properties") or {}
     if body and (not fields or set(fields) & set(properties)):
-        properties["body"], places["body"] = body, "whole"
+        key = _free_name("body", "request", properties)
+        properties[key], places[key] = body, Place("whole", key)
+        required += [key] * (request.get("required") is True)
     else:
         properties |= fields
-        places |= dict.fromkeys(fields, "body")
+        places |= {name: Place("body", name) for name in fields}
         required += [name for name in body.get("required") or () if name in fields]
     return {
         "type": "object",
         "properties": properties,
         **({"required": required} if required else {}),
     }, places
+
+
+def _free_name(name: str, where: str, taken: Collection[str]) -> str:
+    """Return the name of an argument: a query may have the `id` that the path has, too."""
+    while name in taken:
+        name += f"_in_{where}"
+    return name
 
 
 class References:
@@ -315,10 +324,3 @@ def _target(reference: str, document: Any) -> Mapping[str, Any]:
         part = part.replace("~1", "/").replace("~0", "~")
         found = found.get(part) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    """Return an argument in an address: a text as it is, others as JSON, numbers without a needless fraction."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

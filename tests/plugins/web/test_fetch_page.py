@@ -162,7 +162,8 @@ def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
 
 
 def write(folder: Path, schemas: Any, **more: Any) -> None:
-    node = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}}}
+    schema = {"schema": {"$ref": "#/components/schemas/Node"}}
+    node = {"content": {"application/json": schema}, "required": True}
     moved = {"operationId": "moved", "parameters": [{"name": "n", "in": "query"}]}
     document = {
         "openapi": "3.1.0",
@@ -190,6 +191,9 @@ def test_an_answer_is_not_read_and_a_reference_is_followed(tmp_path: Path) -> No
     tools = openapi_tools("here", "api.json", tmp_path)
     assert [tool.name for tool in tools] == ["list", "moved"]
     assert "n" in tools[1].schema["function"]["parameters"]["properties"]
+    write(tmp_path, {"Node": {"type": "array"}})
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
+    assert tool.schema["function"]["parameters"]["required"] == ["body"]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,7 @@ def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) ->
         {"parameters": [{"name": "n", "in": "query", "schema": "string"}]},
         {"parameters": 3},
         {"requestBody": "Node"},
+        {"parameters": [{"name": ["n"], "in": "query"}]},
         {"requestBody": {"content": {"application/json": {"schema": {"properties": ["n"]}}}}},
     ],
 )
@@ -280,6 +285,20 @@ SERVICE = {
                 "parameters": [
                     {"name": "q", "in": "query", "schema": {"title": "Q"}},
                     {"name": "h", "in": "header", "schema": {"title": "H"}},
+                    {"name": "order", "in": "query"},
+                    {"name": "a", "in": "query", "explode": False, "schema": {"title": "A"}},
+                    {
+                        "name": "p",
+                        "in": "query",
+                        "style": "pipeDelimited",
+                        "schema": {"title": "P"},
+                    },
+                    {"name": "d", "in": "query", "style": "deepObject", "schema": {"title": "D"}},
+                    {
+                        "name": "j",
+                        "in": "query",
+                        "content": {"application/json": {"schema": {"type": "object"}}},
+                    },
                 ],
             },
             "delete": {"operationId": "drop"},
@@ -301,7 +320,7 @@ SERVICE = {
             }
         },
     },
-    "components": {"schemas": {"Order": {"type": "string"}}},
+    "components": {"schemas": {"Order": {"title": "O"}}},
 }
 
 
@@ -317,7 +336,16 @@ async def test_a_service_becomes_tools_that_call_it(cli: Cli, tmp_path: Path) ->
         spec.write_text(spec.read_text().replace("[get_order]", "[get_order, add]"))
         get, add = load_pack(tmp_path / "shop").tools
         properties = get.schema["function"]["parameters"]["properties"]
-        assert properties == {"order": {"type": "string"}, "q": {"title": "Q"}, "h": {"title": "H"}}
+        titles = {
+            name: {"title": title}
+            for name, title in zip(("order", *"qhapd"), "OQHAPD", strict=True)
+        }
+        assert properties == {
+            **titles,
+            "order_in_query": {"type": "string"},
+            "j": {"type": "object"},
+        }
+        assert get.schema["function"]["parameters"]["required"] == ["order"]
         odd, above, missing = await calls(
             get, {"order": "a/../b?x=1"}, {"order": ".."}, {"order": "missing"}
         )
@@ -329,5 +357,14 @@ async def test_a_service_becomes_tools_that_call_it(cli: Cli, tmp_path: Path) ->
         )
         assert (null.text, whole.text) == ('"/orders/a"', '"/orders/a?q=3"')
         assert several.text == '"/orders/a?q=true&q=%7B%22b%22%3A+%22%C3%BC%22%7D"'
+        for given, sent in (
+            ({"order": ["a", 2]}, "a,2"),
+            ({"order": {"k": 1}, "order_in_query": "up"}, "k,1?order=up"),
+            ({"order": "a", "a": [1, "x"], "p": {"k": 1}}, "a?a=1%2Cx&p=k%7C1"),
+            ({"order": "a", "q": {"k": 1, "l": "m"}, "d": {"k": 2}}, "a?k=1&l=m&d%5Bk%5D=2"),
+            ({"order": "a", "a": [], "j": {"k": [1]}}, "a?j=%7B%22k%22%3A+%5B1%5D%7D"),
+        ):
+            (said,) = await calls(get, given)
+            assert json.loads(said.text) == f"/orders/{sent}"
         ink, empty = await calls(add, {"what": "ink"}, {})
         assert ink.text == '{"what": "ink"}' and empty.error == "bad_arguments"
