@@ -1,6 +1,7 @@
 """Episodes as JSON Lines: one object a line, with everything stored, secrets masked.
 
-    {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
+    {"id", "task_id", …, "split", "tags": [tag, …], "note",
+     "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
      "turns": [{"index", "role", "messages", "start", "end", "calls", "results", "parent", …}],
      "branches": [[turn, …], …],
      "tokens": {"ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"},
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import writing
-from agentrl_cli.store import Store
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import Episode, TrainSignals
 from agentrl_cli.types.masking import mask
@@ -64,11 +65,9 @@ def export_lines(
 ) -> Iterator[str]:
     """Yield one JSON text per episode."""
     for episode_id in episode_ids:
-        row = episode_object(
-            store.episodes.get(episode_id),
-            store.signals.get(episode_id) if tokens else None,
-            tokens=tokens,
-        )
+        signals = store.signals.get(episode_id) if tokens else None
+        row = episode_object(store.episodes.get(episode_id), signals, tokens=tokens)
+        row |= marks_of(store.episodes.row(episode_id))
         yield dumps(mask_secrets(row) if masked else row)
 
 
@@ -135,6 +134,11 @@ def episode_object(
     row["branches"] = [list(branch) for branch in episode.branches]
     row |= {"tokens": row.pop("tokens"), "signals": _plain(signals)}
     return row if tokens else {name: row[name] for name in row if name not in _ARRAYS}
+
+
+def marks_of(row: EpisodeRow) -> dict[str, Any]:
+    """Return what is kept beside an episode: its split, its tags and its note."""
+    return {"split": row.split, "tags": list(row.tags), "note": row.note}
 
 
 def mask_secrets(row: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_pat
         "e0", TrainSignals(column, column, column, np.array([0, 1, 0], np.int8), column)
     )
     out = tmp_path / "out.jsonl"
+    store.marks.tag("e0", "seen")
     assert write_lines(export_lines(store, ["e0", "e1"]), out) == 2
     lines = out.read_text(encoding="utf-8").splitlines()
 
@@ -130,6 +131,7 @@ def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_pat
         1,
         0,
     ]
+    assert (first["split"], first["tags"], first["note"]) == ("", ["seen"], "")
     assert first["turns"][1]["calls"][0]["arguments"] == {"expr": "12 * 4,5"}
     assert first["turns"][2]["results"][0]["text"] == "54.0"
     assert (second["masked"], second["tokens"]) == (True, None)  # the ids spell the secret

@@ -42,7 +42,8 @@ Follow = Callable[[str], list[Any]]
 """Returns the trajectories of a file beside; empty for one that is not there, or was read before."""
 INTEGERS = {"ids": np.int32, "top_ids": np.int32, "origin": np.int8, "clipped": np.int8}
 SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
-Whole = tuple[Episode, TrainSignals | None, str, str]  # with the tokenizer's hash, and its split
+Whole = tuple[Episode, TrainSignals | None, str, Mapping[str, Any]]
+"""With the tokenizer's hash, and what has the split, the tags and the note."""
 
 
 def is_atif(value: Any) -> bool:
@@ -236,14 +237,13 @@ def _read_own(value: Mapping[str, Any], about: Mapping[str, Any]) -> Whole:
         turns.append(_turn(record) | {"start": start, "end": end})
         start = end
     parts = [_null(part, "value", "weight") for part in about["reward_parts"]]
-    split = str(about.get("split", ""))
     fields = {**about, "turns": turns, "reward_parts": parts}
     known = {name: one.validate_python(fields[name]) for name, one in _adapters().items()}
     if masked:
-        return Episode(**known, tokens=Tokens.concat(texts)), None, tokenizer().hash, split
+        return Episode(**known, tokens=Tokens.concat(texts)), None, tokenizer().hash, about
     tokens = _arrays(Tokens, records, "tokens", start) or Tokens.empty()
     signals = _arrays(TrainSignals, records, "signals", start)
-    return Episode(**known, tokens=tokens), signals, str(about["tokenizer"]), split
+    return Episode(**known, tokens=tokens), signals, str(about["tokenizer"]), about
 
 
 def _branches(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

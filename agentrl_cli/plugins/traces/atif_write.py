@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl_cli._version import __version__
 from agentrl_cli.plugins.traces.trace import ABOUT, KIND, Said, in_order
-from agentrl_cli.reports.export import episode_object, mask_secrets
+from agentrl_cli.reports.export import episode_object, marks_of, mask_secrets
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.types import Episode, Origin, TrainSignals
@@ -38,7 +38,7 @@ def lines(store: Store, episode_ids: Sequence[str], masked: bool) -> Iterator[st
     for episode_id in episode_ids:
         episode, row = store.episodes.get(episode_id), store.episodes.row(episode_id)
         signals = store.signals.get(episode_id)
-        yield dumps(trajectory(episode, signals, row.tokenizer, masked, row.split))
+        yield dumps(trajectory(episode, signals, row.tokenizer, masked, marks_of(row)))
 
 
 def trajectory(
@@ -46,10 +46,10 @@ def trajectory(
     signals: TrainSignals | None,
     tokenizer: str = "",
     masked: bool = True,
-    split: str = "",
+    marks: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return an episode as a trajectory."""
-    row = episode_object(episode, signals)
+    """Return an episode as a trajectory; `marks`: its split, tags and note."""
+    row = episode_object(episode, signals) | dict(marks or {})
     row = mask_secrets(row) if masked else row
     known = {branch: _trajectory_facts(row, branch) for branch in episode.branches}
     main = episode.main.turns
@@ -61,7 +61,7 @@ def trajectory(
     ids, above = {found["trajectory_id"]}, [found]
     whole = {key: value for key, value in row.items() if key not in ("turns", "tokens", "signals")}
     extra = {"reward": row["reward"], "outcome": row["outcome"]}
-    found["extra"] = extra | {OWN: {**whole, "tokenizer": tokenizer, "split": split}}
+    found["extra"] = extra | {OWN: {**whole, "tokenizer": tokenizer}}
     for number, branch in enumerate((one for one in known if one != main), 1):
         about = known[branch][-1]
         inner = _branch(episode, row, branch, written, about)

@@ -221,7 +221,7 @@ def add(
             if isinstance(one, Trace) and one.reward is not None and not isfinite(one.reward):
                 note(f"A reward of {one.reward} is not a finite number: its trace is ungraded.")
                 one.reward = None
-            whole = (episode_of(one), None, tokenizer().hash, "") if isinstance(one, Trace) else one
+            whole = (episode_of(one), None, tokenizer().hash, {}) if isinstance(one, Trace) else one
             id = whole[0].id
             if id in ids or store.select_one("SELECT 1 FROM episodes WHERE id=?", (id,)):
                 note(f"Episode {id} is there already: it is kept as it is.")
@@ -238,7 +238,8 @@ def add(
 
 def _put(store: Store, path: Path, whole: Whole, run: str) -> str:
     """Add an episode and its task; return its run, by default a new one. Raises ValueError and its like."""
-    episode, signals, digest, split = whole
+    episode, signals, digest, about = whole
+    split = str(about.get("split", ""))
     run = run or _begin(store, path, episode.weights_version, digest)
     prompt = tuple(episode.turns[0].messages) if episode.turns else ()
     if store.tasks.get(episode.task_id, episode.pack) is None:
@@ -246,6 +247,9 @@ def _put(store: Store, path: Path, whole: Whole, run: str) -> str:
     store.episodes.add([episode.with_(run_id=run)], split=split, tokenizer=digest)
     if signals is not None:
         store.signals.add(episode.id, signals)
+    for tag in about.get("tags", ()):
+        store.marks.tag(episode.id, str(tag))
+    store.marks.note(episode.id, str(about.get("note", "")))
     return run
 
 

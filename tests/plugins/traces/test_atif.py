@@ -209,13 +209,20 @@ def test_through_a_store(cli: Cli, tmp_path: Path) -> None:
             ids.insert(0, episode.id)
             if signals is not None:
                 store.signals.add(episode.id, signals)
+        store.marks.note(ids[0], "odd")
+        for tag in ("seen", "not:good"):
+            store.marks.tag(ids[0], tag)
     # children before their parents
     cli("export", *ids, "--db", "a.db", "--format", "atif", "-o", "a.jsonl", "--no-mask")
     assert len(cli.json("import", "atif", "a.jsonl", "--db", "b/b.db")["episodes"]) == 40
     cli("export", "--db", "b/b.db", "--format", "atif", "-o", "b.jsonl", "--no-mask")
     assert lines_of(tmp_path / "a.jsonl")[::-1] == lines_of(tmp_path / "b.jsonl")
     cli("import", "atif", "a.jsonl", "--db", "b/b.db", said="is there already")
-    for words, count in ((), 40), (("-f", "split:test"), 20):
+    for words, count in (
+        ((), 40),
+        (("-f", "split:test"), 20),
+        (("-f", "tag:seen tag:not:good note:odd"), 1),
+    ):
         assert len(cli.json("ls", "--db", "b/b.db", "-n", "99", *words)) == count
     cli("export", "--db", "a.db", "--format", "atfi", code=2, said="Did you mean atif")
 
