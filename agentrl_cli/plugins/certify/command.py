@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,12 +29,14 @@ from agentrl_cli.commands.options import WorkOptions
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import GateNotMet, MissingDependency, UsageError
 from agentrl_cli.paths import list_places
+from agentrl_cli.types.masking import mask
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
     from agentrl_cli.plugins.certify.replay import Check
 
-URL = ("http://", "https://")
+ADDRESS = re.compile(r"(?:(.*?)@)?(https?://.*)")
+"""A name, and the address behind it, which may have `user:password@` itself."""
 
 
 def command(
@@ -81,18 +84,15 @@ def command(
         limits = (contexts, tasks, nats)
         with Progress("certify"):
             checks = asyncio.run(_certify(context, full, config, spec, limits))
-        _report(checks, full, target, as_json)
+        _report(checks, full, mask(target), as_json)
 
 
 def _settings_of(context: Context, target: str) -> tuple[Config, str | None]:
     """Return the settings that mean a target, and its folder if it is one. Raises UsageError if it is not there."""
-    name, _, url = ("model", "", target) if target.startswith(URL) else target.rpartition("@")
-    there: dict[str, Any] = {
-        "backend": {"name": "openai", "mode": "chat"},
-        "url": url,
-        "model": name,
-    }
-    if not url.startswith(URL):
+    there: dict[str, Any] = {"backend": {"name": "openai", "mode": "chat"}}
+    if address := ADDRESS.fullmatch(target):
+        there |= {"url": address[2], "model": address[1] or "model"}
+    else:
         places = list_places(target, context.project)
         path = next((place.absolute() for place in places if place.exists()), None)
         if path is None:

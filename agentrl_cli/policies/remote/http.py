@@ -22,6 +22,7 @@ from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.remote.checked import read_json
+from agentrl_cli.types.masking import mask_text
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ class Endpoint:
             await self._once(self._client.build_request("GET", f"{self.url}/models", timeout=REACH))
         except httpx2.TimeoutException as error:
             raise Unreachable(
-                f"{self.url} cannot be reached: no answer for {REACH:g} s.",
+                f"{mask_text(self.url)} cannot be reached: no answer for {REACH:g} s.",
                 hint="It may be hung, still loading its model, or behind a firewall: its log shows which.",
             ) from error
         except httpx2.RequestError as error:
@@ -250,6 +251,7 @@ class Endpoint:
             raise httpx2.ConnectError("the client was closed", request=request)
 
     def _unreachable(self, url: str, error: httpx2.RequestError) -> Unreachable:
+        url = mask_text(url)
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(
                 f"{url} did not answer within {self.timeout:g} s.",

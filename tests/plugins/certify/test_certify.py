@@ -205,4 +205,7 @@ def test_mistakes_are_sentences(project: Path, cli: Cli) -> None:
     if find_spec("llama_cpp") is None:
         (project / "some.gguf").write_bytes(b"")
         cli("certify", "last", "some.gguf", code=3, said="pip install llama-cpp-python")
-    cli("certify", "last", "m@http://127.0.0.1:9/v1", *FEW, code=1, said="cannot be reached")
+    for account in ("", "user:pass-word@"):
+        target = f"m@http://{account}127.0.0.1:9/v1"
+        cli("certify", "last", target, *FEW, code=1, said="cannot be reached")
+        assert "pass-word" not in cli.err
