@@ -29,7 +29,6 @@ from agentrl_cli.commands.options import WorkOptions
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import GateNotMet, MissingDependency, UsageError
 from agentrl_cli.paths import list_places
-from agentrl_cli.types.masking import mask
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
@@ -70,6 +69,7 @@ def command(
     """
     from agentrl_cli.store import Store
     from agentrl_cli.store.checkpoint_names import full_name, trained_by
+    from agentrl_cli.types.masking import mask
 
     with data_stdout():
         context = where.open()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise
@@ -202,7 +203,8 @@ def repeat(found: Trace, run: RunRow) -> str:
         *(get_setting(run.config, "algo.skip.groups") or ()),
         *(one.group for one in found.groups[:SHOWN]),
     ]
-    return keep_settings(f"agentrl train --set 'algo.skip.groups=[{','.join(groups)}]'", run)
+    line = ["agentrl", "train", "--set", f"algo.skip.groups=[{','.join(groups)}]"]
+    return keep_settings(shlex.join(line), run)
 
 
 def words(found: Trace, text: str, link: str, command: str) -> list[str]:

@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from agentrl_cli.plugins.traces.atif_read import read
+from agentrl_cli.plugins.traces.atif_read import Whole, read
 from agentrl_cli.plugins.traces.atif_write import trajectory
 from agentrl_cli.plugins.traces.load import LARGEST, MOST_FILES, load, traces
 from agentrl_cli.plugins.traces.trace import UNANSWERED, Trace, episode_of, tokenizer
@@ -160,7 +160,7 @@ class Maker:
         return found, self.signals(start) if dice.random() < 0.5 and start else None
 
 
-def back(found: Any) -> tuple[Episode, TrainSignals | None, str, str]:
+def back(found: Any) -> Whole:
     read_again = read(found, "it", pytest.fail, lambda name: [])
     assert isinstance(read_again, tuple)
     return read_again
