@@ -331,7 +331,7 @@ def test_what_is_more_than_two_float32_matrices_is_not_merged(odd: dict[str, Any
 
 
 def test_a_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling_weights, "copied", lambda weights: False)
+    monkeypatch.setattr(sampling_weights, "copies_weights", lambda weights: False)
     model = adapted()
     weights = SamplingWeights(linear_layers(model))
     with torch.inference_mode():
