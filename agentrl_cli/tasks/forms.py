@@ -85,7 +85,7 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
 
     Messages without a role are the user's and the assistant's in turn.
     """
-    said = _from_text(said, "The conversation")
+    said = _from_text(said, "the conversation")
     if (
         not isinstance(said, list)
         or not said

@@ -23,7 +23,7 @@ import httpx2
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
-from agentrl_cli.plugins.web.parameters import STYLES, Place, read_place
+from agentrl_cli.plugins.web.parameters import STYLES, NotOffered, Place, read_place
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
 
@@ -230,7 +230,7 @@ def _operation(
         parameters, places = _parameters(
             [*shared, *(given.get("parameters") or [])], given, document
         )
-    except (OverflowError, NotImplementedError) as error:
+    except NotOffered as error:
         return Operation(name, said, method, path, {}, problem=str(error))
     except (LookupError, TypeError, AttributeError, ValueError):
         problem = "has parameters or a body that are not as OpenAPI 3 writes them"
@@ -243,7 +243,7 @@ def _parameters(
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Return the JSON Schema of an operation's arguments, and where each goes; later `entries` override earlier ones.
 
-    Raises OverflowError if it is too large, NotImplementedError for a body or a style of another type.
+    Raises NotOffered if it is too large, or has a body or a style that cannot be written.
     """
     follow = References(document)
     properties: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def _parameters(
         kind for kind in content if kind.partition(";")[0].strip() in ("application/json", "*/*")
     ]
     if content and not kinds:
-        raise NotImplementedError("has a body that is not application/json")
+        raise NotOffered("has a body that is not application/json")
     body = (content[kinds[0]].get("schema") or {}) if kinds else {}
     fields = body.get("properties") or {}
     if body and (not fields or set(fields) & set(properties)):
@@ -301,10 +301,10 @@ class References:
         self._left = MOST_VALUES
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
-        """Return the value without references. Raises OverflowError after `MOST_VALUES` values."""
+        """Return the value without references. Raises NotOffered after `MOST_VALUES` values."""
         self._left -= 1
         if self._left < 0:
-            raise OverflowError(f"has more than {MOST_VALUES} values once its $refs are followed")
+            raise NotOffered(f"has more than {MOST_VALUES} values once its $refs are followed")
         if depth > DEEPEST:
             return {}
         if isinstance(value, list):

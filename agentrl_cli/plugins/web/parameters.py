@@ -19,6 +19,10 @@ STYLES = {
 JOINTS = {"spaceDelimited": " ", "pipeDelimited": "|"}
 
 
+class NotOffered(Exception):
+    """Why an operation cannot be a tool, as the end of a sentence about it."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where an argument goes, and in which form."""
@@ -52,11 +56,11 @@ class Place:
 
 
 def read_place(parameter: Mapping[str, Any]) -> Place:
-    """Return the place of a parameter. Raises NotImplementedError for a style that is not written."""
+    """Return the place of a parameter. Raises NotOffered for a style that is not written."""
     where, name = str(parameter["in"]), str(parameter["name"])
     style = str(parameter.get("style") or STYLES[where][0])
     if style not in STYLES[where]:
-        raise NotImplementedError(f"has a parameter {name} of the style {style}")
+        raise NotOffered(f"has a parameter {name} of the style {style}")
     if parameter.get("content"):
         style = "json"
     return Place(where, name, style, bool(parameter.get("explode", style == "form")))
