@@ -18,7 +18,7 @@ from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.inference import sampling_weights
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.memory import parse_memory
-from agentrl_cli.inference.products import WAYS, fastest_way
+from agentrl_cli.inference.products import TICK, WAYS, fastest_way, least
 from agentrl_cli.inference.sampler import _invert, draw, steer, uniforms
 from agentrl_cli.inference.sampling_weights import SamplingWeights, find_parts, linear_layers
 from agentrl_cli.models.adapter import use_adapter
@@ -361,6 +361,7 @@ def test_a_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert fastest_way(torch.empty(0), 80, 48) == other  # read, not tried
     file.write_text("damaged")
     assert fastest_way(torch.empty(0), 80, 48) in WAYS
+    assert (least([3e-6, 0.0, 2e-6]), least([0.0])) == (2e-6, TICK), "a clock that did not move"
 
 
 async def test_a_policy_samples_with_new_weights_and_frees_the_sums() -> None:
