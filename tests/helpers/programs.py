@@ -92,6 +92,13 @@ def worker(package, **options):
 def same(*pairs):
     for ours, theirs in pairs:
         assert ours == theirs, (ours, theirs)
+
+def refusal(package, **options):
+    try:
+        worker(package, **options).open(0)
+    except (LookupError, ValueError) as error:
+        return error
+    raise AssertionError((package, options))
 """
 
 

@@ -8,7 +8,7 @@ model's `generation_config.json` says where a request is silent.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +324,12 @@ class StandIn:
             return 200, sglang_answer(said, self.version)
         finish = "stop" if said.stop_reason is StopReason.STOP else "length"
         return 200, vllm_answer(said.ids.tolist(), said.logp_policy.tolist(), finish)
+
+
+@asynccontextmanager
+async def serve_all(*stands: StandIn) -> AsyncIterator[list[str]]:
+    """Serve stand-ins, each at an address of its own, and close them in the end."""
+    async with AsyncExitStack() as stack:
+        for one in stands:
+            stack.push_async_callback(one.close)
+        yield [await stack.enter_async_context(server(one.handle)) for one in stands]

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -216,46 +217,47 @@ def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(
         assert seen.since(over=over, killed=killed) == whose
 
 
-def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
-    file = tmp_path / "memory.events"
-    file.write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n")
-    with open(file, "rb") as events:
-        kills = guest_module("processes").OutOfMemoryKills([events.fileno()])
-        kills.mark()
-        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 0\n")
-        assert kills.since(over=False, killed=False) == "", "the kill is counted a moment later"
-        for count, begins, over, whose in (
-            (1, False, False, "own"),
-            (2, False, False, "own"),
-            (3, True, True, "others"),
-            (3, False, True, ""),
-        ):
+EVENTS = "low 0\nhigh 0\nmax 9\noom 1\noom_kill {}\n".format
+LIMIT = "104857600\n"
+# Files of a cgroup, and what follows: whether an execution begins, what the kernel writes then, whether the code was
+# over its limit, whether it was killed, and whose memory that was.
+KILLS: dict[str, tuple[dict[str, str], list[tuple[bool, dict[str, str], bool, bool, str]]]] = {
+    "version two": (
+        {"memory.events": "low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n"},
+        [
+            (True, {"memory.events": EVENTS(0)}, False, False, ""),  # it is counted a moment later
+            (False, {"memory.events": EVENTS(1)}, False, False, "own"),
+            (False, {"memory.events": EVENTS(2)}, False, False, "own"),
+            (True, {"memory.events": EVENTS(3)}, True, False, "others"),
+            (False, {}, True, False, ""),
+        ],
+    ),
+    "version one": (
+        {"control": "oom_kill 0\n", "peak": LIMIT, "limit": LIMIT},
+        [
+            (True, {"peak": "104800000\n", "control": "oom_kill 1\n"}, False, True, "own"),
+            (False, {"control": "oom_kill 2\n"}, False, True, "own"),  # every kill of a burst
+            (True, {"peak": "50000000\n", "control": "oom_kill 3\n"}, False, True, "others"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("version", KILLS)
+def test_a_cgroup_separates_own_from_other_memory(tmp_path: Path, version: str) -> None:
+    files, steps = KILLS[version]
+    with ExitStack() as stack:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        fds = [stack.enter_context(open(tmp_path / name, "rb+")).fileno() for name in files]
+        kills = guest_module("processes").OutOfMemoryKills(fds)
+        for begins, written, over, killed, whose in steps:
             if begins:
                 kills.mark()
-            file.write_text(f"low 0\nhigh 0\nmax 9\noom 1\noom_kill {count}\n")
-            assert kills.since(over=over, killed=False) == whose
-
-
-def test_version_one_attributes_every_kill_of_a_burst_to_the_limit_that_was_met(
-    tmp_path: Path,
-) -> None:
-    control, peak, limit = (tmp_path / name for name in ("control", "peak", "limit"))
-    control.write_text("oom_kill 0\n")
-    peak.write_text("104857600\n")
-    limit.write_text("104857600\n")
-    with open(control, "rb") as first, open(peak, "rb+") as second, open(limit, "rb") as third:
-        fds = [first.fileno(), second.fileno(), third.fileno()]
-        kills = guest_module("processes").OutOfMemoryKills(fds)
-        kills.mark()
-        assert peak.read_text().startswith("0"), "the kernel begins to measure again"
-        peak.write_text("104800000\n")
-        for count in (1, 2):
-            control.write_text(f"oom_kill {count}\n")
-            assert kills.since(over=False, killed=True) == "own"
-        kills.mark()
-        peak.write_text("50000000\n")
-        control.write_text("oom_kill 3\n")
-        assert kills.since(over=False, killed=True) == "others"
+                assert "peak" not in files or (tmp_path / "peak").read_text().startswith("0")
+            for name, text in written.items():
+                (tmp_path / name).write_text(text)
+            assert kills.since(over=over, killed=killed) == whose
 
 
 # --- programs of a session ---

@@ -89,27 +89,21 @@ def test_the_filter_for_code_refuses_what_reaches_other_sessions(
     program = seccomp.build_for_code(counted, grading, machine)
     assert len(program) % 8 == 0 and len(program) // 8 < 300
 
-    def error(name: str, *arguments: int) -> int:
-        return refused(program, machine, numbers[name], *arguments)
-
-    eperm, unsupported = errno.EPERM, errno.EOPNOTSUPP
-    locks = [error("fcntl", 3, command) for command in (5, 6, 7, 36, 37, 38)]
-    assert locks == [eperm if grading else 0] * 6
-    assert [error(name) for name in ("flock", "sendmsg")] == [eperm if grading else 0] * 2
-    assert [error("fcntl", 3, command) for command in (0, 1, 2, 3, 4, 8, 9, 1030, 1031, 1032)] == [
-        0
-    ] * 10
-    assert [
-        error("fcntl", 3, command) for command in (1024, 1025, 1026, 1036, 1038, 1040, 9999)
-    ] == [eperm] * 7
-    assert error("utimensat") == (eperm if grading and not counted else 0)
-    assert error("statfs") == (0 if counted else unsupported)
-    assert [error("setxattr"), error("cachestat"), error("preadv2", 3, 0, 1, 0, 0, 8)] == [
-        unsupported
-    ] * 3
-    assert [error("fadvise64", 3, 0, 0, advice) for advice in (2, 3, 4)] == [0, 0, eperm]
-    assert [error("madvise", 0, 0, advice) for advice in (4, 8, 20, 21)] == [0, 0, eperm, eperm]
-    assert error("preadv2", 3, 0, 1, 0, 0, 0) == 0
+    eperm, unsupported, graded = errno.EPERM, errno.EOPNOTSUPP, errno.EPERM if grading else 0
+    wanted: list[tuple[str, tuple[int, ...], int]] = [
+        *(("fcntl", (3, command), graded) for command in (5, 6, 7, 36, 37, 38)),  # locks
+        *(("fcntl", (3, command), 0) for command in (0, 1, 2, 3, 4, 8, 9, 1030, 1031, 1032)),
+        *(("fcntl", (3, command), eperm) for command in (1024, 1025, 1026, 1036, 1038, 1040, 9999)),
+        *((name, (), graded) for name in ("flock", "sendmsg")),
+        ("utimensat", (), 0 if counted else graded),
+        ("statfs", (), 0 if counted else unsupported),
+        *((name, (), unsupported) for name in ("setxattr", "cachestat")),
+        *(("preadv2", (3, 0, 1, 0, 0, flag), unsupported if flag else 0) for flag in (0, 8)),
+        *(("fadvise64", (3, 0, 0, advice), eperm if advice == 4 else 0) for advice in (2, 3, 4)),
+        *(("madvise", (0, 0, advice), eperm if advice > 9 else 0) for advice in (4, 8, 20, 21)),
+    ]
+    for name, given, error in wanted:
+        assert refused(program, machine, numbers[name], *given) == error, (name, given)
     for filtered in (program, seccomp.build(machine=machine)):
         assert refused(filtered, machine, seccomp.LAST_KNOWN + 1) == errno.ENOSYS
         for first, last in FREE[machine]:

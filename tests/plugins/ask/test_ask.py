@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Path:
     with Store.open(path) as opened:
         run = opened.runs.add(RunRow("", "first", kind="rollout", status="finished")).id
         texts = [
-            "key sk-" + "ab" * 60 + " end" + " more" * 40,
+            "key sk-" + "ab" * 60 + " end" + " more" * 40 + "\nkey sk-" + "ab" * 60 + " tail",
             *["word " * 9] * 6,
             ("long " * 30 + "\n") * 80,
         ]
@@ -80,10 +80,9 @@ async def test_why_a_run_failed(store: Path) -> None:
         assert "guess" in found and "4 of 8" in found
         listed, _ = await ask("episodes", filter="outcome:failed", limit=2)
         assert "00000000000007" in listed and "00000000000000" not in listed
-        for text in (" end", "b end"):  # behind a key, and in it
-            hits, _ = await ask("search", text=text)
-            assert hits.startswith("00000000000000@t1 assistant: ")
-            assert "masked:api-key] end" in hits and "abab" not in hits
+        hits, _ = await ask("search", text="b end| tail")  # in a key, and behind one
+        assert hits.count("00000000000000@t1 assistant: ") == 2 and "abab" not in hits
+        assert "masked:api-key] end" in hits and "masked:api-key] tail" in hits
         whole, _ = await ask("episode", id="00000000000000")
         assert "look" in whole and "abab" not in whole
         for tool, given, said in (
@@ -102,16 +101,11 @@ async def test_why_a_run_failed(store: Path) -> None:
 async def test_answers_are_bounded(store: Path) -> None:
     from agentrl_cli.plugins.ask.command import LONGEST, make_server
 
-    client = mcp.Client(make_server(store))
-    async with client:
-        parts, offset = [], 0
-        while True:
-            given = {"text": "long", "offset": offset}
-            found = (await client.call_tool("search", given)).content[0].text
-            body, cut, rest = found.partition("\n… ")
-            parts.append(body)
-            assert len(body) <= LONGEST
-            if not cut:
-                break
-            offset = int(rest.rpartition("=")[2])
-        assert len(parts) > 1 and "".join(parts).count("long") > 1_000
+    async with mcp.Client(make_server(store)) as client:
+        first, rest = [
+            (await client.call_tool("search", {"text": "long", "offset": n})).content[0].text
+            for n in (0, LONGEST)
+        ]
+    assert first.endswith(f"characters follow: offset={LONGEST}") and "\n… " not in rest
+    whole = first.partition("\n… ")[0] + rest
+    assert LONGEST < len(whole) <= 2 * LONGEST and whole.count("long") > 1_000

@@ -6,8 +6,7 @@ import pytest
 
 from agentrl_cli.types import Outcome
 from tests.helpers.chat import call
-from tests.helpers.cli import Cli
-from tests.helpers.programs import compare, play_published, python_with
+from tests.helpers.programs import compare, play_published
 
 SAME = """
 import ast
@@ -37,19 +36,13 @@ for category in W.CATEGORIES:
         same((world.reward(), float(checked)), (checked or skipped, True))
         played += 1
     assert played >= EPISODES // 4
+same((refusal("multi_turn_base", tools="neded").args, ("tools of multi_turn_base", "neded", ["all", "needed"])))
+assert "is a number from 1, not -1" in str(refusal("multi_turn_base", turns=-1))
 """
 
 
 def test_calls_and_the_check_are_the_packages() -> None:
     compare("bfcl", "bfcl_eval", SAME)
-
-
-def test_an_option_without_an_effect_is_refused(cli: Cli) -> None:
-    python = python_with("bfcl", "bfcl_eval")
-    for query, said in (("tools=neded", "Did you mean needed"), ("turns=-1", "a number from 1")):
-        source = f"bfcl:multi_turn_base?{query}"
-        code = 1 if "turns" in query else 2
-        cli("init", "p", "--from", source, "--python", python, code=code, said=said)
 
 
 @pytest.mark.parametrize("right", [True, False])

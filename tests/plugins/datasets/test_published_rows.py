@@ -45,14 +45,13 @@ SANITIZED = {
 
 
 @pytest.mark.parametrize("row", [FULL, SANITIZED], ids=["full", "sanitized"])
-async def test_mbpp_in_both_forms(row: dict[str, Any]) -> None:
+async def test_mbpp_in_both_forms(row: dict[str, Any], sandbox: Sandbox) -> None:
     made = Pack.of("m", [row], [Reward("passes", rules.mbpp)], sandbox=True)
     (task,) = made.tasks("train")
     assert task.id.startswith("m/") and TESTS[0] in str(task.prompt[0]["content"])
     good = "```python\ndef first(x):\n    return x[0]\n```"
-    async with await Sandbox.open(SandboxConfig(workers=1)) as sandbox:
-        said = (good, good.replace("[0]", "[-1]"))
-        done = [await play(made, [text], sandbox=sandbox) for text in said]
+    said = (good, good.replace("[0]", "[-1]"))
+    done = [await play(made, [text], sandbox=sandbox) for text in said]
     assert [one.reward for one in done] == [1.0, 0.0], [one.error for one in done]
 
 

@@ -14,9 +14,7 @@ from agentrl_cli.plugins.failures.modes import (
     Attempt,
     find_modes,
     generalise,
-    read_attempts,
 )
-from agentrl_cli.plugins.failures.scan import agree, load_scanner, scan
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, ToolCall, ToolResult
 from tests.helpers.cli import Cli
@@ -152,16 +150,15 @@ def misfit(problem: str, name: str = "pallets") -> ToolCall:
     return ToolCall("c", name, {"place": "Molde"}, "{}", f"Bad tool call: {problem} {form}")
 
 
-RAISED = ToolResult("KeyError: 'Molde'", error="exception")
-
-
 def episodes() -> list[Episode]:
     call = ToolCall("c", "pallets", {"site": "Molde"}, "{}")
     missing = misfit('argument "site" is missing.')
     unknown = misfit('unknown tool "palletsAt"; did you mean pallets?', "palletsAt")
     return [
         attempt(1, "Answer: 7", call=call, result=ToolResult("7"), primary=1.0),
-        attempt(2, "Answer: 3", call=call, result=RAISED),
+        attempt(
+            2, "Answer: 3", call=call, result=ToolResult("KeyError: 'Molde'", error="exception")
+        ),
         attempt(3, "Answer: 8", call=call, result=ToolResult("7")),
         attempt(4, "I give up", outcome=Outcome.NO_CALLS),
         attempt(5, call=missing, result=ToolResult(missing.error or "", error="bad_arguments")),
@@ -172,10 +169,13 @@ def episodes() -> list[Episode]:
     ]
 
 
-def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
-    with store_of(tmp_path / "agentrl.db", episodes()) as store:
-        attempts = read_attempts(store, store.runs.get("r").id, "train")
-    assert {mode.text for mode in find_modes(attempts)} == {
+def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
+    with store_of(cli.folder / "agentrl.db", episodes()) as store:
+        for id, tag in (("e4", "quits"), ("e3", "quits"), ("e1", "not:quits"), ("e2", "not:quits")):
+            store.marks.tag(id, tag)
+    db = ("--db", "agentrl.db")
+    report = cli.json("failures", *db)
+    assert report["failed"] == 8 and {mode["mode"] for mode in report["modes"]} == {
         "pallets fails (exception): KeyError: …",
         "answers otherwise than pallets says",
         "answers without calling pallets",
@@ -183,49 +183,27 @@ def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
         "calls a tool that does not exist",
         "does not begin: the prompt is too long",
     }
-
-
-async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> None:
-    (tmp_path / "scanners.py").write_text(
-        "def gave_up(episode):\n    return 'give up' in episode.turns[-1].messages[-1]['content']\n"
-        "async def bad(episode):\n    raise KeyError(episode.id)\n"
-    )
-    with store_of(tmp_path / "agentrl.db", episodes()) as store:
-        for id, tag in (("e4", "quits"), ("e3", "quits"), ("e1", "not:quits"), ("e2", "not:quits")):
-            store.marks.tag(id, tag)
-        rows = store.episodes.rows(store.episodes.ids("", "time"))
-        flagged, failed = await scan(store, rows, *load_scanner("scanners.py:gave_up", tmp_path))
-        assert (flagged, failed) == (["e4"], [])
-        assert "scan:gave_up" in store.episodes.row("e4").tags
-        found = agree(rows, flagged, "quits")
-        assert found is not None
-        assert (found.kappa, found.labelled) == (0.5, 4)  # 3 of 4 agree, 1 of 2 by chance
-        assert found.low < 0 < found.high <= 1
-        assert agree(rows, flagged, "never used") is None
-        never = agree(rows, [row.id for row in rows], "quits")
-        assert never is not None and never.kappa == 0.0
-        flagged, failed = await scan(store, rows, *load_scanner("scanners.py:bad", tmp_path))
-        assert not flagged and len(failed) == len(rows) and "KeyError" in failed[0][1]
-
-
-def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
-    with store_of(cli.folder / "agentrl.db", episodes()) as store:
-        for id, tag in (("e4", "quits"), ("e3", "quits"), ("e1", "not:quits")):
-            store.marks.tag(id, tag)
-    db = ("--db", "agentrl.db")
-    report = cli.json("failures", *db)
-    assert report["failed"] == 8 and len(report["modes"]) == 6
     said = cli("failures", *db).replace(f" {' '.join(db)}", "")
     assert "agentrl replay e9@t0" in said and 'agentrl replay e4 --whatif "turn=1 n=4"' in said
     assert not isnan(report["modes"][0]["share"])
     (cli.folder / "s.py").write_text(
         "def long(episode):\n    return len(episode.tokens) > 9\n"
-        "def picky(episode):\n    assert episode.id != 'e3'\n    return episode.id == 'e4'\n"
+        "async def picky(episode):\n    assert episode.id != 'e3', 'no'\n    return episode.id == 'e4'\n"
+        "def gave_up(episode):\n    return 'give up' in episode.turns[-1].messages[-1]['content']\n"
+        "def every(episode):\n    return True\n"
     )
+    scan = ("failures", "--label", "quits", *db, "--scan")
+    gave_up = cli.json(*scan, "s.py:gave_up")
+    assert (gave_up["flagged"], gave_up["failed"]) == (["e4"], [])
+    assert [row["id"] for row in cli.json("ls", *db, "-f", "tag:scan:gave_up")] == ["e4"]
+    found = gave_up["agreement"]  # 3 of 4 agree, 1 of 2 by chance
+    assert (found["kappa"], found["labelled"]) == (0.5, 4) and found["low"] < 0 < found["high"] <= 1
+    assert cli.json(*scan, "s.py:every")["agreement"]["kappa"] == 0.0
     assert cli.json("failures", "--scan", "s.py:long", "--label", "x", *db)["agreement"] is None
-    picky = cli.json("failures", "--scan", "s.py:picky", "--label", "quits", *db)
-    assert [id for id, _ in picky["failed"]] == ["e3"]  # it says nothing about that one
-    assert (picky["agreement"]["kappa"], picky["agreement"]["labelled"]) == (1.0, 2)
+    picky = cli.json(*scan, "s.py:picky")
+    [(id, error)] = picky["failed"]
+    assert id == "e3" and "AssertionError: no" in error
+    assert (picky["agreement"]["kappa"], picky["agreement"]["labelled"]) == (1.0, 3)  # not of e3
     (cli.folder / "my judge.yaml").write_text("{question: '?', url: 'http://h/v1', model: x}")
     flags = cli("failures", "--scan=my judge.yaml", "--kind=eval", *db)
     assert "ls -f 'tag:\"scan:my judge\"'" in flags

@@ -6,8 +6,6 @@ import pytest
 
 from agentrl_cli import Outcome
 from agentrl_cli.commands import main
-from agentrl_cli.errors import NotFound
-from agentrl_cli.registry import resolve
 from tests.helpers.chat import call
 from tests.helpers.cli import Cli
 from tests.helpers.programs import check_curve, compare, play_published, python_with
@@ -50,6 +48,13 @@ for space, ours in ((gymnasium.spaces.MultiDiscrete([3, 3]), [2**70, 0]), (gymna
                     (gymnasium.spaces.Box(-1, 1, (2,)), [10**400, 0]), (gymnasium.spaces.MultiDiscrete([3]), [1e999])):
     world._space, world._names = space, {}
     assert "is not an action" in world.call("act", {"action": ours})[0]
+W.WORKER({"package": "CartPole-v1", "task": "", "score": "success", "options": {}})
+try:
+    W.WORKER({"package": "CartPole-v1", "task": "", "score": "sucess", "options": {}})
+except LookupError as error:
+    same((error.args, ("score", "sucess", ["success"])))
+else:
+    raise AssertionError
 """
 MINE = """
 from __future__ import annotations
@@ -149,16 +154,8 @@ async def test_an_environment_of_the_users_file(
         assert text in read and (f"mine.py:{line}: make" in read or "both" in query)
 
 
-def test_a_score_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "unmade", "--from", "gym:?size=4"]) == 2
-    assert "--from gym: lacks a name." in capsys.readouterr().err
-    python = python_with("gym", "gymnasium")
-    made = resolve("programs", {}, "gym")("CartPole-v1", score="sucess", python=python)
-    with pytest.raises(NotFound, match=r"No score named .sucess."):
-        made.rows(1)
-
-
 def test_an_option_that_does_not_exist_is_refused_before_any_episode(cli: Cli) -> None:
+    cli("init", "unmade", "--from", "gym:?size=4", code=2, said="--from gym: lacks a name.")
     lake = ("init", "p", "--from", "gym:FrozenLake-v1", "--python", python_with("gym", "gymnasium"))
     cli(*lake[:3], "gym:FrozenLake-v1?is_slipery=false", *lake[4:], code=2, said="is_slippery?")
     cli(*lake)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from agentrl_cli import Config, Outcome, load_pack
+from agentrl_cli import Outcome, load_pack
 from agentrl_cli.evaluate.grader_attacks import leave_early
 from agentrl_cli.evaluate.pack_check import byte_chat, check_pack, play_texts
 from agentrl_cli.paths import find_pack
@@ -18,7 +18,6 @@ from tests.helpers.cli import Cli
 DOCKERFILE = (
     "FROM ubuntu:24.04\nWORKDIR /srv\nCOPY notes.txt /srv/data/notes.txt\nRUN mkdir -p out\n"
 )
-SCRIPT = "mkdir -p /srv/out\ntr a-z A-Z < /srv/data/notes.txt > /srv/out/big.txt\n"
 TEST = """\
 reward=0.0
 grep -q HELLO /srv/out/big.txt && reward=1.0
@@ -33,7 +32,7 @@ def written(folder: Path, dockerfile: str) -> None:
         "instruction.md": "Write /srv/data/notes.txt in capitals to /srv/out/big.txt.\n",
         "environment/Dockerfile": dockerfile,
         "environment/notes.txt": "hello\n",
-        "solution/solve.sh": SCRIPT,
+        "solution/solve.sh": "mkdir -p /srv/out\ntr a-z A-Z < /srv/data/notes.txt > /srv/out/big.txt\n",
         "tests/test.sh": TEST,
         "tests/say": "done",
     }
@@ -42,7 +41,9 @@ def written(folder: Path, dockerfile: str) -> None:
         (folder / name).write_text(text)
 
 
-async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cli: Cli) -> None:
+async def test_folders_become_a_pack_whose_own_solutions_pass(
+    tmp_path: Path, cli: Cli, sandbox: Sandbox
+) -> None:
     words = ("harbor", "tasks", "--pack", "swe-task", "--split", "test", "-n", "9")
     written_ones = await asyncio.to_thread(cli, *words)  # it has an event loop of its own
     assert len(written_ones.splitlines()) == 9
@@ -75,8 +76,7 @@ async def test_folders_become_a_pack_whose_own_solutions_pass(tmp_path: Path, cl
     folders = await asyncio.to_thread(cli, "harbor", "again", "-p", "p", "--split", split)
     dockers = [(tmp_path / one / "environment/Dockerfile").read_text() for one in folders.split()]
     assert any(text.endswith("RUN mkdir -p out\nRUN chmod +x ./go\n") for text in dockers)
-    async with await Sandbox.open(Config().sandbox) as sandbox:
-        assert [str(problem) for problem in await check_pack(pack, sandbox, every=True)] == []
+    assert [str(problem) for problem in await check_pack(pack, sandbox, every=True)] == []
 
 
 HEAD = "FROM ubuntu:24.04\nWORKDIR /srv\n"
@@ -91,21 +91,19 @@ MADE = {
 }  # fmt: skip
 
 
-async def test_a_dockerfile_is_played(tmp_path: Path) -> None:
-    async with await Sandbox.open(Config().sandbox) as sandbox:
-        for number, (dockerfile, made) in enumerate(MADE.items()):
-            written(folder := tmp_path / str(number), dockerfile)
-            (folder / "environment" / "run.sh").write_text("#!/bin/sh\n")
-            (folder / "environment" / "run.sh").chmod(0o755)
-            row = row_of(folder)
-            assert row["timeout"] == 600
-            session = await sandbox.session()
-            done = await session.cell(row["setup"])
-            assert done.ok, done.text()
-            assert {one.path for one in await session.list() if one.kind == "file"} == made
-            if "run.sh" in made:
-                assert (await session.bash("./run.sh")).ok
-            await session.close()
+async def test_a_dockerfile_is_played(tmp_path: Path, sandbox: Sandbox) -> None:
+    for number, (dockerfile, made) in enumerate(MADE.items()):
+        written(folder := tmp_path / str(number), dockerfile)
+        (folder / "environment" / "run.sh").write_text("#!/bin/sh\n")
+        (folder / "environment" / "run.sh").chmod(0o755)
+        row = row_of(folder)
+        assert row["timeout"] == 600
+        session = await sandbox.session()
+        done = await session.cell(row["setup"])
+        assert done.ok, done.text()
+        assert {one.path for one in await session.list() if one.kind == "file"} == made
+        assert "run.sh" not in made or (await session.bash("./run.sh")).ok
+        await session.close()
 
 
 LEFT: dict[str, tuple[str, bytes]] = {
@@ -150,9 +148,12 @@ def test_what_is_no_task(tmp_path: Path, cli: Cli) -> None:
     written(tmp_path / "one", DOCKERFILE)
     (tmp_path / "one" / "tests" / "test.sh").unlink()
     cli("init", "p", "--from", "harbor:one", code=2, said="has no tests/test.sh")
+    said = "is not graded by a script tests/test.sh"
+    cli("harbor", "t", "--pack", "code-task", "-n", "1", code=2, said=said)
+    assert not (tmp_path / "t").exists()
 
 
-async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero() -> None:
+async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero(sandbox: Sandbox) -> None:
     pack = load_pack(find_pack("swe-task"))
     task = pack.tasks("train")[0]
     chat = byte_chat(task)
@@ -165,15 +166,13 @@ async def test_leaving_early_is_not_paid_and_nothing_graded_is_not_zero() -> Non
         "a limit": "sleep 60\n",
     }
     found = {}
-    async with await Sandbox.open(Config().sandbox) as sandbox:
-        for name, script in scripts.items():
-            tests = {**task.data["tests"], "test.sh": script}
-            limit = 0.5 if name == "a limit" else 60.0
-            row = replace(task, data={**task.data, "tests": tests, "timeout": limit})
-            episode = await play_texts(pack, row, chat, [*edited, "Done."], sandbox)
-            found[name] = (episode.reward, episode.outcome)
-            if name == "nothing":
-                assert "wrote no number" in (episode.error or ""), episode.error
+    for name, script in scripts.items():
+        tests = {**task.data["tests"], "test.sh": script}
+        limit = 0.5 if name == "a limit" else 60.0
+        row = replace(task, data={**task.data, "tests": tests, "timeout": limit})
+        episode = await play_texts(pack, row, chat, [*edited, "Done."], sandbox)
+        found[name] = (episode.reward, episode.outcome)
+        assert ("wrote no number" in (episode.error or "")) is (name == "nothing"), episode.error
     assert found == {
         "by the word": (0.0, Outcome.FAILED),
         "by exit status": (1.0, Outcome.SOLVED),
@@ -187,9 +186,3 @@ def test_rows_of_swe_task_are_those_of_its_generator() -> None:
     for split, rows in pack.module.build().items():
         lines = (pack.dir / "data" / f"{split}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == rows
-
-
-def test_what_no_script_grades_is_not_written(cli: Cli) -> None:
-    said = "is not graded by a script tests/test.sh"
-    cli("harbor", "t", "--pack", "code-task", "-n", "1", code=2, said=said)
-    assert not (cli.folder / "t").exists()

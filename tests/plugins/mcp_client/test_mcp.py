@@ -215,7 +215,6 @@ async def test_a_server_that_did_not_start_is_tried_again(folder: Path, more: An
     assert states[0] is not states[1]
     for state in states:
         assert (await step.call(state, {})).text == "1"
-    for state in states:
         state.broken = True  # so that none waits for another episode
         await step.release(state)
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -272,11 +270,11 @@ def test_rows_of_rlaif_and_rows_that_cannot_be() -> None:
 
 
 def test_the_pack_that_ships_is_whole() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_task.py"]
-    done = subprocess.run(
-        command, cwd=find_pack("minimind-task"), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
+    own = vars(load_file(find_pack("minimind-task") / "test_task.py"))
+    checks = [check for name, check in own.items() if name.startswith("test_")]
+    assert len(checks) > 2
+    for check in checks:
+        check()
     published = Path(__file__).with_name("schemas.jsonl").read_text(encoding="utf-8")
     tools = {f"minimind-task/{tool.name}": tool.schema for tool in load_pack("minimind-task").tools}
     lines = [json.dumps({name: schema}, ensure_ascii=False) for name, schema in tools.items()]

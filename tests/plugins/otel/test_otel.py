@@ -68,7 +68,7 @@ def agentrl(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return run
 
 
-ROLLOUT = ("rollout", "-n", "12", "-g", "1")
+ROLLOUT = ("rollout", "-g", "1", "-n")
 CONTENT = ("--otel", "--set", "telemetry.content=true")
 
 
@@ -82,7 +82,7 @@ def test_spans_of_a_rollout_come_back_as_its_episodes(
     project: Path, agentrl: Callable[..., None], cli: Cli, tmp_path: Path
 ) -> None:
     with collector() as (address, got):
-        agentrl(address, *ROLLOUT, *CONTENT)
+        agentrl(address, *ROLLOUT, "12", *CONTENT)
     spans = spans_of(got)
     kinds = [span["is"]["gen_ai.operation.name"] for span in spans]
     assert kinds.count("invoke_agent") == 12 and {"chat", "execute_tool"} < {*kinds}
@@ -133,9 +133,9 @@ def test_nothing_is_sent_unasked(
     project: Path, agentrl: Callable[..., None], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with collector() as (address, got):
-        agentrl(address, *ROLLOUT)
+        agentrl(address, *ROLLOUT, "1")
         assert not got.seen
-        agentrl(address, *ROLLOUT, "--set", "telemetry.spans=true")
+        agentrl(address, *ROLLOUT, "12", "--set", "telemetry.spans=true")
     texts = json.dumps(exports(got))
     assert "gen_ai.usage" in texts and "messages" not in texts and "arguments" not in texts
     monkeypatch.delenv(ADDRESSES[0])
@@ -209,10 +209,10 @@ def test_the_receiver_takes_what_the_sdk_sends(
     db = str(tmp_path / "in.db")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     with serving(tmp_path, "import", "otlp", "--listen", "0", "--db", db) as url:
-        agentrl(url, *ROLLOUT, *CONTENT)
+        agentrl(url, *ROLLOUT, "4", *CONTENT)
     cli.folder = project
     ours, theirs = (
         sorted(str(row["reward"]) for row in cli.json("ls", *where, "--limit", "99"))
         for where in (("--run", "last"), ("--db", db))
     )
-    assert len(theirs) == 12 and theirs == ours
+    assert len(theirs) == 4 and theirs == ours

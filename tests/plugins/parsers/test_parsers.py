@@ -122,19 +122,17 @@ BAD = [
 ]
 
 
-def test_every_parser_has_golden_transcripts() -> None:
+def test_every_parser_has_golden_transcripts_and_published_templates() -> None:
     assert set(GOOD) == set(SEVERAL) == set(TABLE) == {name for name, _, _ in BAD}
+    found = {sweep.chat_of(name).parser.name for name in sweep.OF_PLUGINS}
+    assert set(TABLE) - found == {"gigachat3"}, "see PARTS"
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_calls_and_answers(name: str) -> None:
+def test_calls_answers_and_nested_arguments(name: str) -> None:
     check_calls(name, GOOD[name], SEVERAL[name], OWN_IDS.get(name, "c00010000"))
     check_bad_arguments(name)
     check_time(name)
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> None:
     check_nested(name, BETWEEN.get(name, "\n"))
 
 
@@ -180,8 +178,3 @@ async def test_a_tool_episode_of_these_families(source: str, name: str) -> None:
 
 async def test_what_a_training_of_solar_would_skip_is_said() -> None:
     await families.check_would_skip(families.CPP, "upstage-Solar-Open-100B", ["a malformed call"])
-
-
-def test_the_sweep_covers_every_syntax() -> None:
-    found = {sweep.chat_of(name).parser.name for name in sweep.OF_PLUGINS}
-    assert set(TABLE) - found == {"gigachat3"}, "see PARTS"

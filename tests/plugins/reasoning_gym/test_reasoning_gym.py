@@ -6,8 +6,7 @@ import pytest
 
 from agentrl_cli.types import Outcome
 from tests.helpers.chat import call
-from tests.helpers.cli import Cli
-from tests.helpers.programs import check_curve, compare, play_published, python_with
+from tests.helpers.programs import check_curve, compare, play_published
 
 SAME = """
 import reasoning_gym
@@ -37,8 +36,12 @@ for family, choices in (("syllogism", ["No", "Yes"]), ("ransom_note", ["False", 
             same((world.call("submit", {"answer": answer}), ("", True)))
             same((world.reward(), data.score_answer(answer, entry)))
 """
-# An answer on which the package's own scorer raises has no score: the exception masks the attempt.
-UNREADABLE = """
+# An unknown name comes with those that there are, of which the nearest is shown. An answer on which the package's own
+# scorer raises has no score: the exception masks the attempt.
+REFUSED = """
+(kind, name, names), option = refusal("chain_sm").args, refusal("chain_sum", max_trms=2).args
+same((kind, "family of reasoning-gym"), (name, "chain_sm"), ("chain_sum" in names, True))
+same((option[:2], ("option of chain_sum", "max_trms")), ({"max_terms", "system"} <= {*option[2]}, True))
 world = worker("prime_factorization", seed=3, size=1).open(0)
 try:
     world.say("2 x 3")
@@ -50,10 +53,10 @@ else:
 
 
 def test_questions_and_scores_of_texts_and_calls_are_the_packages() -> None:
-    compare("reasoning-gym", "reasoning_gym", SAME + UNREADABLE)
+    compare("reasoning-gym", "reasoning_gym", SAME + REFUSED)
 
 
-async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
+async def test_a_family_becomes_a_project_whose_tool_takes_the_answer(tmp_path: Path) -> None:
     source = "reasoning-gym:syllogism?tool=true&size=60"
     said = [call("submit", answer="Yes")]
     episode = await play_published(source, "reasoning_gym", said, tmp_path / "s")
@@ -67,16 +70,3 @@ async def test_the_tool_takes_the_answer_of_a_model(tmp_path: Path) -> None:
 )
 def test_the_shipped_curves_count_for_their_rows(family: str, tmp_path: Path) -> None:
     check_curve(f"reasoning-gym:{family}", "reasoning_gym", tmp_path / "p")
-
-
-async def test_a_family_becomes_a_project(tmp_path: Path) -> None:
-    source = "reasoning-gym:chain_sum?max_terms=2&max_digits=1&seed=1"
-    episode = await play_published(source, "reasoning_gym", ["<answer>no</answer>"], tmp_path / "s")
-    assert episode.outcome is Outcome.FAILED and episode.reward == 0 and len(episode.turns) == 3
-
-
-def test_an_unknown_name_names_the_nearest(cli: Cli) -> None:
-    python = python_with("reasoning-gym", "reasoning_gym")
-    for source, near in (("chain_sm", "chain_sum"), ("chain_sum?max_trms=2", "max_terms")):
-        said = (f"Did you mean {near}", "There are: ")
-        cli("init", "p", "--from", f"reasoning-gym:{source}", "--python", python, code=2, said=said)

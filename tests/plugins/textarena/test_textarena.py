@@ -60,6 +60,12 @@ for name, moves in GAMES.items():
             random.setstate(state)
             done, _ = env.step(move)
         same((mine.reward(), float((env.close()[0] or {}).get(me, 0.0) if done else 0.0)))
+unknown = refusal("Sudku-v0").args
+same((unknown[:2], ("game of TextArena", "Sudku-v0")), ("Sudoku-v0" in unknown[2], True))
+for name, options, said in (("Wordle-v0", {}, "nltk.downloader"),
+                            ("KuhnPoker-v0", {"opponent": 3}, "an opponent is self"),
+                            ("Sudoku-v0-very-easy", {"opponent": "random"}, "has one player: leave out opponent")):
+    assert said in str(refusal(name, **options)), said
 """
 
 
@@ -143,19 +149,13 @@ async def test_moves_that_were_listed_once_are_asked_for_again(
 
 
 @pytest.mark.parametrize(
-    ("game", "code", "text"),
-    [
-        ("Sudku-v0", 2, "Did you mean Sudoku-v0"),
-        ("Wordle-v0", 1, "nltk.downloader"),
-        ("Sudoku-v0-very-easy?opponent=random", 1, "has one player: leave out opponent"),
-        ("KuhnPoker-v0?eval_opponent=randm", 2, "Did you mean random"),
-        ("KuhnPoker-v0?max_round=1", 2, "Did you mean max_rounds"),
-        ("KuhnPoker-v0?opponent=3", 1, "an opponent is self"),
-    ],
+    ("option", "text"),
+    [("eval_opponent=randm", "Did you mean random"), ("max_round=1", "Did you mean max_rounds")],
 )
-def test_games_that_are_not_there(game: str, code: int, text: str, cli: Cli) -> None:
+def test_options_that_do_not_exist_are_refused(option: str, text: str, cli: Cli) -> None:
+    source = f"textarena:KuhnPoker-v0?{option}"
     python = python_with("textarena", "textarena")
-    cli("init", "p", "--from", f"textarena:{game}", "--python", python, code=code, said=text)
+    cli("init", "p", "--from", source, "--python", python, code=2, said=text)
 
 
 def test_a_game_at_which_the_bundled_model_learns_nothing_is_reported(cli: Cli) -> None:

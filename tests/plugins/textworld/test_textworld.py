@@ -6,8 +6,7 @@ import pytest
 
 from agentrl_cli.types import Outcome
 from tests.helpers.chat import call
-from tests.helpers.cli import Cli
-from tests.helpers.programs import check_curve, compare, play_published, python_with
+from tests.helpers.programs import check_curve, compare, play_published
 
 SAME = """
 import textworld
@@ -34,11 +33,16 @@ for name, settings in games[:max(1, EPISODES // 25)]:  # each is compiled twice,
                 state, _, done = env.step(command)
                 text, over = world.say(command)
             world.close()
-world = worker("tw-simple").open(0)
+world = worker("tw-cooking", take=1).open(0)
 for said, answer in (("\\\\boxed{look}", "verb I recognise"), ("a" + "中文" * 100, "verb I rec"),
-                     ("look\\ninventory", "Bedroom"), ("examine antique trunk", "trunk"), ("save", "Save failed"),
+                     ("look\\ninventory", "Kitchen"), ("examine table", "The table is"), ("save", "Save failed"),
                      ("restore", "Restore failed")):
     assert answer in world.say(said)[0], said
+for name, options, said in (("tw-coin_collector", {"level": 180}, "is 1-150 or 201-233, not 180"),
+                            ("tw-cooking", {"go": 7}, "is 1 or 6 or 9 or 12, not 7"),
+                            ("tw-cooking", {"split": "trian"}, "'trian', ['train', 'valid', 'test']"),
+                            ("tw-simple", {"test": 1}, "is true or false")):
+    assert said in str(refusal(name, **options)), said
 """
 
 
@@ -58,17 +62,6 @@ async def test_a_challenge_becomes_a_project(
     assert episode.outcome is Outcome.SOLVED, episode.error
     read = str(episode.turns[0].messages[0]["content"])
     assert "Call act with action: take coin, examine coin" in read and "$$" not in read
-
-
-def test_values_that_no_challenge_takes_are_refused(cli: Cli) -> None:
-    python = python_with("textworld", "textworld")
-    for source, code, said in (
-        ("tw-coin_collector?level=180", 1, "is 1-150 or 201-233, not 180"),
-        ("tw-cooking?go=7", 1, "is 1 or 6 or 9 or 12, not 7"),
-        ("tw-cooking?split=trian", 2, "Did you mean train"),
-        ("tw-simple?test=1", 1, "is true or false"),
-    ):
-        cli("init", "p", "--from", f"textworld:{source}", "--python", python, code=code, said=said)
 
 
 def test_the_shipped_curve_counts_for_its_rows(tmp_path: Path) -> None:

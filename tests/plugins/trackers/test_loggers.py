@@ -129,12 +129,15 @@ SLOW = 100.0
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", str(SLOW))
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", str(SLOW))
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB__SERVICE_WAIT": str(SLOW),
+        "WANDB_INIT_TIMEOUT": str(SLOW),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (tmp_path / "runs" / "a").mkdir(parents=True)
     return tmp_path / "runs" / "a"
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli import load_pack
+from agentrl_cli import ToolResult, load_pack
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.plugins.web.fetch_page import FetchTool, _public, html_text
 from agentrl_cli.plugins.web.openapi import DEEPEST, openapi_tools
-from agentrl_cli.types import ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.web import Site, calls, serve_pages, served
 
@@ -194,6 +193,9 @@ def test_an_answer_is_not_read_and_a_reference_is_followed(tmp_path: Path) -> No
     write(tmp_path, {"Node": {"type": "array"}})
     (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
     assert tool.schema["function"]["parameters"]["required"] == ["body"]
+    write(tmp_path, {"Node": schema_of(1)})  # which names itself
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
+    assert 1 < json.dumps(tool.schema).count('"f0"') <= DEEPEST
 
 
 @pytest.mark.parametrize(
@@ -214,12 +216,6 @@ def test_a_schema_that_grows_too_large_is_refused(tmp_path: Path, schemas: Any) 
     with pytest.raises(ConfigError, match=said) as caught:
         openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
     assert "\n" not in caught.value.message
-
-
-def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) -> None:
-    write(tmp_path, {"Node": schema_of(1)})
-    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
-    assert 1 < json.dumps(tool.schema).count('"f0"') <= DEEPEST
 
 
 @pytest.mark.parametrize(
