@@ -37,11 +37,18 @@ def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
             found.append((key, value.pop(main), sources[key]))
         if key in mains or (isinstance(value, dict) and value):
             found += [
-                (f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()
+                (f"{key}.{name}", inner, _source(f"{key}.{name}", inner, sources))
+                for name, inner in value.items()
             ]
         else:
             found.append((key, value, sources[key]))
     return found
+
+
+def _source(key: str, value: Any, sources: Sources) -> str:
+    """Return where a setting came from; a mapping with keys of the user's own has the source of its last entry."""
+    entries = [source for name, source in sources.items() if name.startswith(f"{key}.")]
+    return entries[-1] if entries and isinstance(value, dict) else sources[key]
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

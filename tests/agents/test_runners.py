@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from agentrl_cli import Config, ScriptedPolicy, Store
+from agentrl_cli import Config, Episode, Outcome, ScriptedPolicy, Store
 from agentrl_cli.agents import emit_reward
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.base import printed_names
@@ -24,7 +24,6 @@ from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack, load_packs
-from agentrl_cli.types import Episode, Outcome
 from tests.helpers.chat import CHAT, call
 from tests.helpers.processes import alive, soon
 from tests.helpers.train import start_code
@@ -126,9 +125,9 @@ async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> No
 
     pack = pack_of(tmp_path, TOOLS)
     rollout = rollout_of(pack, ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01))
-    jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
+    jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(4)]
     found = [(episode.task_id, episode.outcome) for episode in await rollout.run(jobs)]
-    assert found == [(job.task.id, Outcome.SOLVED) for job in jobs] and len(found) == 32
+    assert found == [(job.task.id, Outcome.SOLVED) for job in jobs] and len(found) == 16
 
 
 ASYNC = """
@@ -542,82 +541,116 @@ def agent(task, base_url, api_key, model):
 """
 GOOD = call("add", a=0, b=2)
 UNREADABLE = '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'
-PARTS = "rewards: {half: {weight: 1.0, primary: true}}\n"
 
 
 def loop(after: str = "pass") -> str:
     return LOOP.replace("AFTER", after)
 
 
-async def ended(folder: Path, replies: list[str], after: str = "pass", **agent: Any) -> Episode:
-    return await play(pack_of(folder, loop(after), {**AGENT, **agent}), replies)
-
-
-@pytest.mark.parametrize(
-    "replies",
-    [[call("add_up", a=0, b=2)], [GOOD, UNREADABLE], [call("add", a="x", b=2)]],
-    ids=["unknown tool", "unreadable", "argument of another type"],
-)
-async def test_an_exception_that_the_model_caused_is_scored(
-    tmp_path: Path, replies: list[str]
-) -> None:
-    for given, outcome, reward in (
-        ({}, Outcome.FAILED, 0.0),
-        ({"on_error": -0.5}, Outcome.FAILED, -0.5),
-        ({"on_error": "mask"}, Outcome.AGENT_ERROR, None),
-    ):
-        episode = await ended(tmp_path, replies, **given)
-        assert (episode.outcome, episode.reward) == (outcome, reward)
-        assert "(agent.py:" in episode.error
-
-
-@pytest.mark.parametrize(
-    ("replies", "after"),
-    [
-        ([GOOD, "2"], "raise KeyError('a bug of the agent')"),
-        ([UNREADABLE, "2"], "raise KeyError('after the model had written it well')"),
-        ([UNREADABLE], ""),
-    ],
-    ids=["a bug", "a mistake before", "a machine's fault"],
-)
-async def test_any_other_exception_is_masked(
-    tmp_path: Path, replies: list[str], after: str
-) -> None:
-    code = loop(after or "pass")
-    if after:  # this one answers the model's mistakes
-        code = code.replace('str(given["a"] + given["b"])', "'done'")
-    else:
-        raises = "raise RuntimeError('the search') from ConnectionError('refused')"
-        code = code.replace("given = ", f"{raises}\n            given = ")
-    episode = await play(pack_of(tmp_path, code), replies)
-    assert (episode.outcome, episode.reward) == (Outcome.AGENT_ERROR, None)
-
-
-async def test_exceptions_that_reject_an_answer_are_named_by_the_pack(tmp_path: Path) -> None:
-    after = "raise ValueError('no output') from Rejected('not in the form that was asked for')"
-    assert (await ended(tmp_path, ["two"], after)).outcome is Outcome.AGENT_ERROR
-    named = await ended(tmp_path, ["two"], after, rejects=["Rejected"])
-    assert (named.outcome, named.reward) == (Outcome.FAILED, 0.0)
-    code = (
-        loop(after)
-        + """
+REJECTS = "raise ValueError('no output') from Rejected('not in the form that was asked for')"
+# The agent's code and settings, what the model says, how the episode ends, its reward, and a text of its error.
+EXCEPTIONS: dict[str, tuple[str, dict[str, Any], list[str], Outcome, float | None, str]] = {
+    **{
+        f"{name}, {given}": (loop(), {**AGENT, **given}, said, outcome, reward, "(agent.py:")
+        for name, said in {
+            "an unknown tool": [call("add_up", a=0, b=2)],
+            "unreadable": [GOOD, UNREADABLE],
+            "an argument of another type": [call("add", a="x", b=2)],
+        }.items()
+        for given, outcome, reward in (
+            ({}, Outcome.FAILED, 0.0),
+            ({"on_error": -0.5}, Outcome.FAILED, -0.5),
+            ({"on_error": "mask"}, Outcome.AGENT_ERROR, None),
+        )
+    },
+    **{  # the agent answers the model's mistakes
+        after: (
+            loop(after).replace('str(given["a"] + given["b"])', "'done'"),
+            *(AGENT, [said, "2"], Outcome.AGENT_ERROR, None, ""),
+        )
+        for said, after in (
+            (GOOD, "raise KeyError('a bug of the agent')"),
+            (UNREADABLE, "raise KeyError('after the model had written it well')"),
+        )
+    },
+    "a machine's fault": (
+        loop().replace(
+            "given = ",
+            "raise RuntimeError('the search') from ConnectionError('refused')\n            given = ",
+        ),
+        *(AGENT, [UNREADABLE], Outcome.AGENT_ERROR, None, ""),
+    ),
+    **{
+        f"rejected by a function, {rejects}": (
+            loop(REJECTS),
+            *({**AGENT, "rejects": rejects}, ["two"], outcome, reward, ""),
+        )
+        for rejects, outcome, reward in (
+            ([], Outcome.AGENT_ERROR, None),
+            (["Rejected"], Outcome.FAILED, 0.0),
+        )
+    },
+    **{
+        f"rejected by a program, {rejects}, {said[:9]}": (
+            loop(REJECTS)
+            + """
 from types import SimpleNamespace
 task = SimpleNamespace(prompt=json.loads(os.environ["AGENTRL_TASK"])["messages"], data={})
 agent(task, os.environ["OPENAI_BASE_URL"], "k", "")
-"""
-    )
-    for rejects, said, outcome, reward in (
-        ([], "two", Outcome.AGENT_ERROR, None),
-        (["Rejected"], "two", Outcome.FAILED, 0.0),
-        ([], call("add_up", a=1), Outcome.FAILED, 0.0),  # an unknown tool ends a program, too
-    ):
-        spec = {"command": COMMAND["command"], "rejects": rejects}
-        episode = await play(pack_of(tmp_path, code, spec), [said])
-        assert (episode.outcome, episode.reward) == (outcome, reward), episode.error
+""",
+            *({"command": COMMAND["command"], "rejects": rejects}, [said], outcome, reward, ""),
+        )
+        for rejects, said, outcome, reward in (
+            ([], "two", Outcome.AGENT_ERROR, None),
+            (["Rejected"], "two", Outcome.FAILED, 0.0),
+            ([], call("add_up", a=1), Outcome.FAILED, 0.0),  # an unknown tool ends a program, too
+        )
+    },
+    "after a call that was cut": (
+        loop(),
+        AGENT,
+        [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {"1" * 200}'],
+        *(Outcome.TRUNCATED_TOKENS, 0.0, "KeyError"),
+    ),
+    **{
+        f"after a text that was cut, {rejects}": (
+            loop("json.loads(said['content'])"),
+            *({**AGENT, "rejects": rejects}, ["two " * 80], outcome, reward, ""),
+        )
+        for rejects, outcome, reward in (
+            (["JSONDecodeError"], Outcome.TRUNCATED_TOKENS, 0.0),
+            ([], Outcome.AGENT_ERROR, None),
+        )
+    },
+    "a limit beside a reward of the agent's own": (
+        loop()
+        .replace("said = ask", "emit_reward(0.25); said = ask")
+        .replace("model):", "model, emit_reward):"),
+        *(AGENT, [GOOD] * 9, Outcome.TRUNCATED_TURNS, 0.25, ""),
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("on_error", "parts", "reward"), [(0, "", 0.0), ("mask", "", 0.0), (0, PARTS, 0.5)]
+    ("code", "agent", "said", "outcome", "reward", "text"), EXCEPTIONS.values(), ids=EXCEPTIONS
+)
+async def test_an_exception_is_scored_if_the_model_caused_it_and_else_masked(
+    tmp_path: Path,
+    code: str,
+    agent: dict[str, Any],
+    said: list[str],
+    outcome: Outcome,
+    reward: float | None,
+    text: str,
+) -> None:
+    episode = await play(pack_of(tmp_path, code, agent), said)
+    assert (episode.outcome, episode.reward) == (outcome, reward), episode.error
+    assert text in episode.error
+
+
+@pytest.mark.parametrize(
+    ("on_error", "parts", "reward"),
+    [(0, "", 0.0), ("mask", "", 0.0), (0, "rewards: {half: {weight: 1.0, primary: true}}\n", 0.5)],
 )
 async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     tmp_path: Path, on_error: Any, parts: str, reward: float
@@ -636,27 +669,6 @@ async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
     slow = ScriptedPolicy(["two"] * 2, CHAT.tokenizer, delay=0.3)
     several = await play(load_pack(tmp_path), slow, max_turns=2)
     assert (several.outcome, several.reward) == (Outcome.TRUNCATED_TURNS, reward), several.error
-
-
-async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None:
-    replies = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {"1" * 200}']
-    cut = await ended(tmp_path, replies)
-    text, after = ["two " * 80], "json.loads(said['content'])"
-    named = await ended(tmp_path, text, after, rejects=["JSONDecodeError"])
-    for episode in (cut, named):
-        assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
-    assert "KeyError" in cut.error
-    assert (await ended(tmp_path, text, after)).outcome is Outcome.AGENT_ERROR
-
-
-async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None:
-    code = (
-        loop()
-        .replace("said = ask", "emit_reward(0.25); said = ask")
-        .replace("model):", "model, emit_reward):")
-    )
-    episode = await play(pack_of(tmp_path, code), [GOOD] * 9)
-    assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TURNS, 0.25)
 
 
 async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:

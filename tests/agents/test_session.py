@@ -175,12 +175,6 @@ async def test_what_a_server_without_token_ids_says_is_context() -> None:
     assert trace.calls == 1 and not trace.tokens.trained_mask.any()
 
 
-async def test_calls_in_another_syntax_are_named() -> None:
-    session = session_of(['[TOOL_CALLS][{"name": "add", "arguments": {}}]'])
-    reply = await session.complete(ask(tools=[ADD]))
-    assert reply.choices[0].finish == "stop" and (await session.seal()).foreign == "mistral"
-
-
 ADD = schema("add", {"a": "number", "b": "number"})
 USER: dict[str, Any] = {"role": "user", "content": "1 + 2?"}
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}

@@ -21,22 +21,6 @@ TYPES = {
     },
     "required": ["n"],
 }
-OF_TYPES: list[tuple[dict[str, Any], str | None]] = [
-    ({"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"}, None),
-    ({}, 'argument "n" is missing'),
-    ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
-    ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
-    ({"n": 0}, 'argument "n" must be at least 1'),
-    ({"n": 1, "mod": "a"}, 'unknown argument "mod", did you mean "mode"?'),
-    ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
-    ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
-    ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
-    ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
-    (
-        {"n": 1, "u": "y"},
-        'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
-    ),
-]
 
 
 # References, and all keywords of the standard.
@@ -57,15 +41,6 @@ STANDARD = {
         },
     },
 }
-OF_STANDARD: list[tuple[dict[str, Any], str | None]] = [
-    ({"at": {"x": 1}, "n": 10, "tags": ["a"], "one": 1, "by": {"ab": 1}}, None),
-    ({"at": {}}, 'argument "at.x" is missing'),
-    ({"at": {"x": "1"}}, 'argument "at.x" must be an integer, not a string ("1")'),
-    ({"n": 7}, 'argument "n": 7 is not a multiple of 5'),
-    ({"tags": ["a", "a"]}, "argument \"tags\": ['a', 'a'] has non-unique elements"),
-    ({"by": {"b": 1}}, 'unknown argument "by.b"; there are: none'),
-    ({"by": {"ab": "x"}}, 'argument "by.ab" must be an integer, not a string ("x")'),
-]
 
 
 def test_a_value_that_fits_two_of_which_one_may_is_named() -> None:
@@ -73,17 +48,50 @@ def test_a_value_that_fits_two_of_which_one_may_is_named() -> None:
     assert both is not None and both.startswith('argument "one": 5 is valid under each of')
 
 
-PAIR = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-
-
 @pytest.mark.parametrize(
     ("schema", "arguments", "problem"),
     [
-        *((TYPES, *case) for case in OF_TYPES),
-        *((STANDARD, *case) for case in OF_STANDARD),
+        *(
+            (TYPES, *case)
+            for case in [
+                (
+                    {"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"},
+                    None,
+                ),
+                ({}, 'argument "n" is missing'),
+                ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
+                ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
+                ({"n": 0}, 'argument "n" must be at least 1'),
+                ({"n": 1, "mod": "a"}, 'unknown argument "mod", did you mean "mode"?'),
+                ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
+                ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
+                ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
+                ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
+                (
+                    {"n": 1, "u": "y"},
+                    'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
+                ),
+            ]
+        ),
+        *(
+            (STANDARD, *case)
+            for case in [
+                ({"at": {"x": 1}, "n": 10, "tags": ["a"], "one": 1, "by": {"ab": 1}}, None),
+                ({"at": {}}, 'argument "at.x" is missing'),
+                ({"at": {"x": "1"}}, 'argument "at.x" must be an integer, not a string ("1")'),
+                ({"n": 7}, 'argument "n": 7 is not a multiple of 5'),
+                ({"tags": ["a", "a"]}, "argument \"tags\": ['a', 'a'] has non-unique elements"),
+                ({"by": {"b": 1}}, 'unknown argument "by.b"; there are: none'),
+                ({"by": {"ab": "x"}}, 'argument "by.ab" must be an integer, not a string ("x")'),
+            ]
+        ),
         (schema("f", {}), {"x": 1}, 'unknown argument "x"; there are: none'),
         # that of the first argument
-        (PAIR, {"b": "x", "a": "y"}, 'argument "b" must be an integer, not a string ("x")'),
+        (
+            {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+            {"b": "x", "a": "y"},
+            'argument "b" must be an integer, not a string ("x")',
+        ),
         # a type that JSON does not have accepts anything
         ({"properties": {"a": {"type": "str"}}}, {"a": 1}, None),
     ],

@@ -519,10 +519,11 @@ def test_ids_that_a_model_writes_twice_are_replaced() -> None:
 # --- hostile and absurd texts are read in time proportional to their length ---
 
 
-@pytest.mark.parametrize(
-    "work",
-    [drop_empty, drop_empty_lines, lambda text: without_echo(assistant_message(text, (), None))],
-)
+def echo(text: str) -> object:
+    return without_echo(assistant_message(text, (), None))
+
+
+@pytest.mark.parametrize("work", [drop_empty, drop_empty_lines, echo])
 def test_white_space_is_read_in_linear_time(work: Callable[[str], object]) -> None:
     assert exponent(lambda n: work(" " * n + "x"), 1000) < 1.5
 
@@ -534,12 +535,23 @@ def test_names_of_tools_are_compared_in_linear_time() -> None:
         read_tools([*tools[:9], tools[3]])
 
 
-def test_an_echo_of_calls_and_empty_thinking_are_taken_off() -> None:
-    listed = "Calling tools:\n[{'id': '1', 'function': {}}]"
-    said = assistant_message(f"I add.\n \n{listed} \n", (), None)
-    assert without_echo(said) == {**said, "content": "I add."}
-    for text in (listed, "I add.", f"I add.\n{listed} and more"):
-        assert without_echo(assistant_message(text, (), None)) is None
-    text = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
-    assert drop_empty(text) == "ab <think>c"
-    assert drop_empty_lines(text) == "a\nb <think>c\n"
+LISTED = "Calling tools:\n[{'id': '1', 'function': {}}]"
+EMPTY = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
+
+
+@pytest.mark.parametrize(
+    ("work", "text", "wanted"),
+    [
+        (
+            *(echo, f"I add.\n \n{LISTED} \n"),
+            {**assistant_message("", (), None), "content": "I add."},
+        ),
+        *((echo, text, None) for text in (LISTED, "I add.", f"I add.\n{LISTED} and more")),
+        (drop_empty, EMPTY, "ab <think>c"),
+        (drop_empty_lines, EMPTY, "a\nb <think>c\n"),
+    ],
+)
+def test_an_echo_of_calls_and_empty_thinking_are_taken_off(
+    work: Callable[[str], object], text: str, wanted: object
+) -> None:
+    assert work(text) == wanted

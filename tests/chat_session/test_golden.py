@@ -29,7 +29,6 @@ from tests.helpers import session
 from tests.helpers.chat import call
 from tests.helpers.session import scripted
 
-HERE = Path(__file__).parent
 # Keys of events that another machine or day writes otherwise.
 UNSTABLE = {"seconds", "tokenizer", "template", "db", "sandbox", "level"}
 
@@ -93,10 +92,6 @@ TOOLS = [boom, send, look]
 REWARDS = {"opened": opened}
 '''
 DOOR_PY = ODD_PY + "\n\ndef make_env(task):\n    return Door()\n"
-ROWS = [
-    {"id": "sesame", "family": "door", "prompt": "Go.", "word": "sesame"},
-    {"id": "must", "family": "door", "prompt": "Go.", "word": "x", "tool_choice": "required"},
-]
 
 
 def calc(expression: str) -> str:
@@ -412,7 +407,7 @@ def named(value: Any, folder: Path) -> Any:
 
 def check(file: str, name: str, found: Any) -> None:
     """Compare with the golden transcript of that name, or write it."""
-    path = HERE / file
+    path = Path(__file__).parent / file
     if os.environ.get("CHAT_GOLDEN") == "write":
         kept = json.loads(path.read_text()) if path.is_file() else {}
         kept[name] = found
@@ -428,7 +423,19 @@ def folder(tmp_path: Path) -> Path:
         text = ODD_YAML if name == "odd" else ODD_YAML.replace("odd-task", "door-task")
         (tmp_path / name / "task.yaml").write_text(text)
         (tmp_path / name / "task.py").write_text(code)
-        rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+        rows = "".join(
+            json.dumps(row) + "\n"
+            for row in [
+                {"id": "sesame", "family": "door", "prompt": "Go.", "word": "sesame"},
+                {
+                    "id": "must",
+                    "family": "door",
+                    "prompt": "Go.",
+                    "word": "x",
+                    "tool_choice": "required",
+                },
+            ]
+        )
         (tmp_path / name / "data" / "train.jsonl").write_text(rows)
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [odd]}\n")
     return tmp_path

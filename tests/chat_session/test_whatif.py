@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
@@ -36,6 +38,7 @@ from tests.helpers.sandbox import open_sandbox
 from tests.helpers.session import scripted, what_if
 from tests.helpers.trees import grafted
 from tests.helpers.tui import press, screen_of, showing, until_text, visible
+from tests.tui.test_chat import serve
 
 PACK = load_pack("calc-task")
 ROW, TASK = next(
@@ -207,39 +210,56 @@ async def test_a_reroll_of_a_branch_continues_its_path(
     assert code == 0 and all(event["same"] for event in events if event["ev"] == "rerun")
 
 
-def test_requests_are_read() -> None:
-    assert whatif_arguments("rerun") == ["--rerun"]
-    wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
-    assert whatif_arguments("turn=2 n=4 T=0.7 model=a@best") == wanted
-    assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "--edit=a\nb \\n = c"
-    for wrong in (
-        "n=4",
-        "turn=2 n=four",
-        "turn=2 n=0",
-        "turn=x",
-        "turn=²",
-        "turn=1 tmp=2",
-        "again",
-    ):
-        with pytest.raises(UsageError):
-            whatif_arguments(wrong)
+CUT = ToolResult("begin[… 9 tokens cut …]end", truncated=True)
+BY_HAND = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
+# A part of a what-if, what it is given, and its answer.
+PARTS: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    (whatif_arguments, ("rerun",), ["--rerun"]),
+    (
+        whatif_arguments,
+        ("turn=2 n=4 T=0.7 model=a@best",),
+        ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"],
+    ),
+    (whatif_arguments, (r"turn=2 edit=a\nb \\n = c",), ["--turn", "2", "--edit=a\nb \\n = c"]),
+    # a cut answer is compared as far as it was kept
+    (same_answer, (CUT, ToolResult("begin and much more until the end")), True),
+    (same_answer, (CUT, ToolResult("another start, and the end")), False),
+    (same_answer, (ToolResult("a"), ToolResult("a", error="timeout")), False),
+    (advantages, ([1.0, 0.0],), pytest.approx([BY_HAND, -BY_HAND])),
+    (advantages, ([2.0, 2.0],), [0.0, 0.0]),
+    (advantages, ([],), []),
+    # like headers of a diff
+    (
+        lambda *worlds: list(compare_worlds(*worlds)),
+        ({"a": ["--x", "@@"]}, {"a": ["++y"]}),
+        ["changed a", "---x", "-@@", "+++y"],
+    ),
+    (
+        lambda *worlds: [*compare_worlds(*worlds)][21:],
+        ({}, {"a": [str(n) for n in range(30)]}),
+        ["… 10 more lines differ"],
+    ),
+]
 
 
-def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
-    cut = ToolResult("begin[… 9 tokens cut …]end", truncated=True)
-    assert same_answer(cut, ToolResult("begin and much more until the end"))
-    assert not same_answer(cut, ToolResult("another start, and the end"))
-    assert not same_answer(ToolResult("a"), ToolResult("a", error="timeout"))
-    value = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
-    assert advantages([1.0, 0.0]) == pytest.approx([value, -value])
-    assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
-    lines = list(compare_worlds({}, {"a": [str(n) for n in range(30)]}))
-    assert len(lines) == 22 and lines[-1] == "… 10 more lines differ"
-    found = compare_worlds({"a": ["--x", "@@"]}, {"a": ["++y"]})
-    assert list(found) == ["changed a", "---x", "-@@", "+++y"]  # like headers of a diff
+@pytest.mark.parametrize(("function", "given", "wanted"), PARTS)
+def test_parts_of_a_what_if(
+    function: Callable[..., Any], given: tuple[Any, ...], wanted: Any
+) -> None:
+    assert function(*given) == wanted
 
 
-async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", ["n=4", "turn=2 n=four", "turn=2 n=0", "turn=x", "turn=²", "turn=1 tmp=2", "again"]
+)
+def test_a_request_that_cannot_be_read_is_refused(wrong: str) -> None:
+    with pytest.raises(UsageError):
+        whatif_arguments(wrong)
+
+
+async def test_replay_asks_and_shows_what_came_of_it_and_keys_scroll_it(
+    made: tuple[Path, str],
+) -> None:
     db, episode = made
     app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
     async with showing(app, "TOKEN 1/", notifications=True, size=(120, 40)) as pilot:
@@ -247,8 +267,23 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
         await press(pilot, "1", then=lambda: "done" in visible(pilot.app).splitlines()[0])
         text = visible(pilot.app)
         assert "same" in text and "REWARD" in text and "advantage" in text
+        screen = screen_of(pilot, WhatIfScreen)
+        await pilot.resize_terminal(80, 12)
+        screen.take({"ev": "fatal", "message": "late", "hint": "\n".join(map(str, range(30)))})
+        await press(pilot, "pagedown", then=lambda: screen.page.scroll_offset.y == 10)
+        lost = {"ev": "child", **child_object(Episode("kept", "p/1"))}
+        assert lost["text"] == "" and lost["reward"] is None
+        for n in range(30):
+            screen.take({**lost, "episode": f"kept{n:02}", "reward": None if n else 1.0})
+        await press(pilot, "pagedown", "pagedown", then="kept20")
+        await press(pilot, *["pagedown"] * 2, then="0 of 30 solved, mean reward 1.00")
+        await pilot.resize_terminal(120, 40)
         await press(pilot, "q", then="agentrl replay")
-        await press(pilot, "c", then="tiny  (tiny, context")  # its run has no checkpoint yet
+        await press(pilot, "c", then=lambda: isinstance(pilot.app.screen, ChatScreen))
+        arguments = screen_of(pilot, ChatScreen).client.arguments
+    assert arguments == ["--db", str(db), "--episode", episode, "--turn", "2"]
+    _, (ready, *_) = await serve([], *arguments)
+    assert ready["model"] == "tiny", "its run has no checkpoint yet"
 
 
 async def test_a_what_if_has_the_texts_of_its_run(tmp_path: Path) -> None:
@@ -267,21 +302,6 @@ async def test_a_what_if_has_the_texts_of_its_run(tmp_path: Path) -> None:
         config = store.runs.get("r1").config
         store.runs.update("r1", config={**config, "task": {"prompts": "run.yaml"}})
     assert shown() == "Of run."
-
-
-async def test_results_longer_than_the_screen_are_scrolled_by_keys(made: tuple[Path, str]) -> None:
-    db, episode = made
-    app = AgentApp(db, lambda reader: WhatIfScreen(reader, episode, ["--rerun"]))
-    async with showing(app, "REWARD", size=(80, 12)) as pilot:
-        screen = screen_of(pilot, WhatIfScreen)
-        screen.take({"ev": "fatal", "message": "late", "hint": "\n".join(map(str, range(30)))})
-        await press(pilot, "pagedown", then=lambda: screen.page.scroll_offset.y == 10)
-        lost = {"ev": "child", **child_object(Episode("kept", "p/1"))}
-        assert lost["text"] == "" and lost["reward"] is None
-        for n in range(30):
-            screen.take({**lost, "episode": f"kept{n:02}", "reward": None if n else 1.0})
-        await press(pilot, "pagedown", "pagedown", then="kept20")
-        await press(pilot, *["pagedown"] * 2, then="0 of 30 solved, mean reward 1.00")
 
 
 async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
@@ -308,10 +328,6 @@ async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -
 # --- the effects of calls that are run again ---
 
 
-SCRIPT = "CREATE TABLE fruit (name, price); INSERT INTO fruit VALUES ('fig', 2);"
-TABLES = Task("p/1", "p", "", "train", (), data={"database": SCRIPT})
-
-
 def asks(index: int, *calls: tuple[str, dict[str, str]]) -> Turn:
     made = tuple(ToolCall(str(n), name, arguments, "") for n, (name, arguments) in enumerate(calls))
     return Turn(
@@ -334,7 +350,18 @@ async def test_a_call_run_again_shows_the_files_and_tables_that_it_changed() -> 
     ))  # fmt: skip
     async with await open_sandbox(workers=1) as sandbox:
         env = ToolEnv([as_tool("bash"), SqlTool(writable=True)], open_session=sandbox.session)
-        await env.reset(TABLES)
+        await env.reset(
+            Task(
+                "p/1",
+                "p",
+                "",
+                "train",
+                (),
+                data={
+                    "database": "CREATE TABLE fruit (name, price); INSERT INTO fruit VALUES ('fig', 2);"
+                },
+            )
+        )
         found = (await rerun_calls(episode, env, changes=True)).reruns
         await env.close()
     assert [one.changed for one in found] == [

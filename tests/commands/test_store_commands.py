@@ -24,36 +24,6 @@ from tests.helpers.cli import Cli
 from tests.helpers.processes import run_code
 
 
-def make(path: Path) -> None:
-    """Two runs; four episodes of one group, each with a call, a failing tool and an answer."""
-    with Store.open(path) as store:
-        store.runs.add(
-            RunRow(
-                id="1aaa",
-                name="grpo-07",
-                status="finished",
-                dir="grpo-07",
-                total_steps=4,
-                started=1.7e9,
-            )
-        )
-        store.runs.add(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
-        store.tokenizers.add("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
-        for n in range(4):
-            episode = episode_of(n)
-            store.episodes.finish(episode, tokenizer="h")
-            column = np.where(episode.tokens.trained_mask, 0.25, np.nan).astype(np.float32)
-            clipped = np.zeros(len(column), np.int8)
-            store.signals.add(episode.id, TrainSignals(column, column, column, clipped, column))
-        store.marks.tag("1e0", "seen")
-        store.runs.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
-        store.runs.add_eval(
-            EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6)
-        )
-        store.runs.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
-    (path.parent / "grpo-07" / "checkpoints").mkdir(parents=True)
-
-
 def episode_of(n: int) -> Episode:
     answer = np.frombuffer(b"it is", np.uint8).astype(np.int32)
     half = np.full(5, -0.5, np.float32)
@@ -122,8 +92,34 @@ def episode_of(n: int) -> Episode:
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
+    """Two runs; four episodes of one group, each with a call, a failing tool and an answer."""
     path = tmp_path / "runs" / "agentrl.db"
-    make(path)
+    with Store.open(path) as store:
+        store.runs.add(
+            RunRow(
+                id="1aaa",
+                name="grpo-07",
+                status="finished",
+                dir="grpo-07",
+                total_steps=4,
+                started=1.7e9,
+            )
+        )
+        store.runs.add(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
+        store.tokenizers.add("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
+        for n in range(4):
+            episode = episode_of(n)
+            store.episodes.finish(episode, tokenizer="h")
+            column = np.where(episode.tokens.trained_mask, 0.25, np.nan).astype(np.float32)
+            clipped = np.zeros(len(column), np.int8)
+            store.signals.add(episode.id, TrainSignals(column, column, column, clipped, column))
+        store.marks.tag("1e0", "seen")
+        store.runs.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
+        store.runs.add_eval(
+            EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6)
+        )
+        store.runs.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
+    (path.parent / "grpo-07" / "checkpoints").mkdir(parents=True)
     return path
 
 

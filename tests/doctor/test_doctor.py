@@ -18,9 +18,10 @@ from agentrl_cli.doctor import Check
 from agentrl_cli.doctor.device_trial import try_part
 from agentrl_cli.doctor.machine import _check_engine, check_machine, check_server
 from agentrl_cli.doctor.sandbox import sandbox_level
-from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.errors import EnvironmentProblem, ModelError
 from agentrl_cli.inference.remembered import recall
 from agentrl_cli.learning.forward import avoid, way_of
+from agentrl_cli.models.device import pick_device
 from agentrl_cli.policies.device_check import PARTS, Part, Verdict, keep, try_device
 from agentrl_cli.policies.load import runner_for
 from agentrl_cli.types import Sampling
@@ -73,24 +74,22 @@ def test_every_check_answers_and_the_minimum_of_the_project_counts(cli: Cli) -> 
 
 
 def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
-    def found(backend: str, least: Any = "ns") -> Check:
+    def found(backend: str, least: Any) -> Check:
         config = Config(sandbox=SandboxConfig(backend=backend, min_level=least))
         checks = check_machine(tmp_path / "s.db", config)
         return next(check for check in checks if check.name == "sandbox")
 
     if sandbox_level()[0] not in ("ns", "docker"):
         pytest.skip("no strong sandbox starts here")
-    weak = found("landlock")  # every command that runs code refuses it
-    assert weak.status == "fail" and "weaker than sandbox.min_level ns" in weak.detail
-    assert "min_level: landlock" in weak.fix
-    unknown = found("nothing")
-    assert unknown.status == "fail" and "Unknown sandbox backend 'nothing'" in unknown.detail
-    bare = found("bare", "bare")
-    assert (
-        bare.status == "warn"
-        and "isolates NOTHING" in bare.detail
-        and "sandbox.backend is bare" in bare.detail
-    )
+    for backend, least, status, *said in (
+        # every command that runs code refuses it
+        ("landlock", "ns", "fail", "weaker than sandbox.min_level ns", "min_level: landlock"),
+        ("nothing", "ns", "fail", "Unknown sandbox backend 'nothing'"),
+        ("bare", "bare", "warn", "isolates NOTHING", "sandbox.backend is bare"),
+    ):
+        check = found(backend, least)
+        assert check.status == status
+        assert [text for text in said if text not in f"{check.detail} {check.fix}"] == []
 
 
 def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
@@ -220,5 +219,6 @@ def test_the_command(cli: Cli) -> None:
         said = f"--set does nothing with {way.partition('=')[0]}"
         cli("doctor", way, "--set", "seed=1", code=2, said=said)
     for device in ("nonsense", "xpu:99", "meta"):
-        unknown = f"Unknown model.device '{device}'"
-        cli("doctor", "--gpu", "--device", device, "--json", code=3, said=unknown)
+        with pytest.raises(ModelError, match=f"Unknown model.device '{device}'"):
+            pick_device(device)
+    cli("doctor", "--gpu", "--device", "meta", "--json", code=3, said="model.device 'meta'")

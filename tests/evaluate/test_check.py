@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy
+from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy, load_pack
 from agentrl_cli.evaluate.abilities import ABILITIES, Found, measure, verdict
 from agentrl_cli.evaluate.grader_attacks import attack_graders
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.paths import bundled_model, packs_dir
 from agentrl_cli.policies.load import Loaded
-from agentrl_cli.tasks import load_pack
 from benchmarks.grader_attacks import attack, planted, sound_ones, write
 from recipes.tiny_tools.words import HELD_OUT
 from tests.helpers.chat import call
@@ -177,21 +176,18 @@ WORDS = {
 PLANTED = dict(planted())
 
 
-def test_there_are_fifty_planted_graders() -> None:
-    assert len(PLANTED) == 50
-
-
 @pytest.mark.parametrize("name", WORDS)
 async def test_a_faulty_grader_is_named(name: str, tmp_path: Path) -> None:
+    assert len(PLANTED) == 50
     rows, code, rewards = PLANTED[name]
-    found = await attack(write(tmp_path / "p", rows[:3], code, rewards), None)
+    found = await attack(write(tmp_path / "p", rows[:1], code, rewards), None)
     assert any(WORDS[name] in text for text in found), found
 
 
 @pytest.mark.parametrize("number", range(4))
 async def test_a_sound_grader_is_left_alone(number: int, tmp_path: Path) -> None:
     _, (rows, code, rewards) = list(sound_ones(None))[number]
-    assert await attack(write(tmp_path / "p", rows[:4], code, rewards), None) == []
+    assert await attack(write(tmp_path / "p", rows[:2], code, rewards), None) == []
 
 
 # --- what a model does with tools that it has never seen ---

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl_cli import Chat, Config, Outcome, Pack, Policy, ScriptedPolicy, load_pack
+from agentrl_cli import Config, Outcome, Pack, ScriptedPolicy, load_pack
 from agentrl_cli.errors import DataError, ModelError, NotFound, PolicyError
 from agentrl_cli.evaluate import (
     Attempt,
@@ -43,51 +43,58 @@ from tests.helpers.web import completion, served
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def test_pass_at_k_by_hand() -> None:
-    known = {
-        (4, 2, 1): 0.5,
-        (4, 2, 2): 1 - 1 / 6,  # of the 6 pairs one has neither
-        (4, 1, 4): 1.0,
-        (4, 0, 4): 0.0,
-        (4, 3, 2): 1.0,
-        (10, 3, 5): 1 - 21 / 252,
-        (2000, 1, 1000): 0.5,  # no overflow
-    }
-    assert {given: pass_at_k(*given) for given in known} == pytest.approx(known)
+EXACT = 2 * (1 + 12 + 66) / 4096
+Z2 = 1.959964**2
+# A statistic, what it is given, and its value.
+STATISTICS: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    (pass_at_k, (4, 2, 1), 0.5),
+    (pass_at_k, (4, 2, 2), 1 - 1 / 6),  # of the 6 pairs one has neither
+    (pass_at_k, (4, 1, 4), 1.0),
+    (pass_at_k, (4, 0, 4), 0.0),
+    (pass_at_k, (4, 3, 2), 1.0),
+    (pass_at_k, (10, 3, 5), 1 - 21 / 252),
+    (pass_at_k, (2000, 1, 1000), 0.5),  # no overflow
+    *(
+        (mcnemar, pair, value)
+        for pair, value in (
+            ((10, 2), EXACT),
+            ((2, 10), EXACT),
+            ((0, 0), 1.0),
+            ((3, 3), 1.0),
+            ((5, 0), 2 / 32),
+        )
+    ),
+    (wilson, (1.0, 10), (10 / (10 + Z2), 1.0)),
+    # between tasks and attempts: attempts at a task agree, one trial a task
+    (effective_trials, ([0, 1, 1, 0], 16), 4),
+    (effective_trials, ([1, 1, 1], 12), 3),  # no spread says nothing
+    (effective_trials, ([0.5, 0.5], 8), 2),
+    # mean 0.5, variance (2 × 0.0625) / 4: 0.25 × 4 / 0.03125 = 32 trials, more than the 16 attempts
+    (effective_trials, ([0.25, 0.5, 0.5, 0.75], 16), 16),
+    (effective_trials, ([0.0, 0.5, 0.5, 1.0], 16), 8),  # mean 0.5, variance 0.125: 0.25 × 4 / 0.125
+]
+
+
+@pytest.mark.parametrize(("statistic", "given", "value"), STATISTICS)
+def test_statistics_by_hand(
+    statistic: Callable[..., Any], given: tuple[Any, ...], value: Any
+) -> None:
+    assert statistic(*given) == pytest.approx(value)
+
+
+def test_pass_at_k_is_unbiased_and_large_counts_do_not_overflow() -> None:
     for given in ((4, 5, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)):
         with pytest.raises(ValueError, match="is not defined"):
             pass_at_k(*given)
-    # Unbiased: its mean over all outcomes of 5 attempts, each solved with p = 0.3, is exactly 1 - 0.7^k.
+    # Its mean over all outcomes of 5 attempts, each solved with p = 0.3, is exactly 1 - 0.7^k.
     for k in range(1, 6):
         mean = sum(math.comb(5, c) * 0.3**c * 0.7 ** (5 - c) * pass_at_k(5, c, k) for c in range(6))
         assert mean == pytest.approx(1 - 0.7**k)
-
-
-def test_wilson_by_hand() -> None:
-    z2 = 1.959964**2
-    assert wilson(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-5)
-    assert wilson(1.0, 10) == pytest.approx((10 / (10 + z2), 1.0))
-    assert wilson(0.0, 10) == pytest.approx((0.0, z2 / (10 + z2)), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rates", "attempts", "trials"),
-    [
-        ([0, 1, 1, 0], 16, 4),  # attempts at a task agree: one trial a task
-        ([1, 1, 1], 12, 3),  # no spread says nothing
-        ([0.5, 0.5], 8, 2),
-        # mean 0.5, variance (2 × 0.0625) / 4: 0.25 × 4 / 0.03125 = 32 trials, more than the 16 attempts
-        ([0.25, 0.5, 0.5, 0.75], 16, 16),
-        ([0.0, 0.5, 0.5, 1.0], 16, 8),  # mean 0.5, variance 0.125: 0.25 × 4 / 0.125
-    ],
-)
-def test_effective_trials_lie_between_tasks_and_attempts(
-    rates: list[float], attempts: int, trials: float
-) -> None:
-    assert effective_trials(rates, attempts) == pytest.approx(trials)
+    assert 0 < mcnemar(600, 0) < 1e-170 and mcnemar(1100, 1000) < 0.05
 
 
 def test_estimate_of_single_attempts_is_wilsons() -> None:
+    assert wilson(0.0, 10) == pytest.approx((0.0, Z2 / (10 + Z2)), abs=1e-6)
     one, perfect, nothing = estimate([1] * 8 + [0] * 2), estimate([1.0] * 150, 600), estimate([])
     assert (one.value, one.n, perfect.value, perfect.high, nothing.n) == (0.8, 10, 1.0, 1.0, 0)
     assert (one.low, one.high, perfect.low) == pytest.approx((0.49016, 0.94331, 0.97503), abs=1e-5)
@@ -103,13 +110,6 @@ def test_difference_of_pairs() -> None:
     assert (turned.low, turned.high) == pytest.approx((-one.high, -one.low))
     same = difference([0.5, 1.0], [0.5, 1.0])
     assert same.value == 0 and same.low <= 0 <= same.high
-
-
-def test_mcnemar_by_hand() -> None:
-    exact = 2 * (1 + 12 + 66) / 4096
-    known = {(10, 2): exact, (2, 10): exact, (0, 0): 1.0, (3, 3): 1.0, (5, 0): 2 / 32}
-    assert {pair: mcnemar(*pair) for pair in known} == pytest.approx(known)
-    assert 0 < mcnemar(600, 0) < 1e-170 and mcnemar(1100, 1000) < 0.05  # no overflow
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -274,25 +274,21 @@ def packs(tmp_path: Path) -> dict[str, Pack]:
     return {"words": load_pack(write_pack(tmp_path / "words"))}
 
 
-@dataclass
-class Scripted:
+class Scripted(ScriptedPolicy):
     """A candidate that answers by the number in the question; `replies` are used up one by one, the last one stays."""
 
-    replies: dict[int, list[str]]
-    fail_after: int | None = None
-    name: str = "scripted"
-    folder: Path | None = None
-    chat: Chat = field(default_factory=lambda: CHAT)
-    asked: list[int] = field(default_factory=list)
+    def __init__(
+        self, replies: dict[int, list[str]], fail_after: int | None = None, **loaded: Any
+    ) -> None:
+        super().__init__(self._answer, BYTES)
+        self.answers, self.fail_after, self.asked = replies, fail_after, list[int]()
+        self.loaded: dict[str, Any] = {"name": "scripted", "folder": None, **loaded}
 
-    def __post_init__(self) -> None:
-        self.policy: Policy = ScriptedPolicy(self._reply, BYTES)
-
-    def _reply(self, key: str, ids: Sequence[int]) -> str:
+    def _answer(self, key: str, ids: Sequence[int]) -> str:
         if self.fail_after is not None and len(self.asked) >= self.fail_after:
             raise PolicyError("out of memory")
         number = int(BYTES.decode(list(ids)).rpartition("Word ")[2][0])
-        texts = self.replies.get(number, [""])
+        texts = self.answers.get(number, [""])
         self.asked.append(number)
         return texts.pop(0) if len(texts) > 1 else texts[0]
 
@@ -307,8 +303,8 @@ async def run_evaluation(
     """Evaluate it on the test split unless other tasks are `given`."""
     given = {"tasks": pick_tasks(packs, ["test"]), **given}
     config = quiet().replace(model=model or {})
-    rollout = Rollout(candidate.policy, candidate.chat, packs, config, store=store)
-    loaded = Loaded(candidate.policy, candidate.chat, None, candidate.name, candidate.folder)
+    rollout = Rollout(candidate, CHAT, packs, config, store=store)
+    loaded = Loaded(candidate, CHAT, None, **candidate.loaded)
     return await evaluate(loaded, rollout, **given)
 
 
@@ -438,7 +434,7 @@ async def test_errors_are_tried_once_more(packs: dict[str, Pack], store: Store) 
 async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], store: Store) -> None:
     tasks = pick_tasks(packs, ["test"])
     run = store.runs.add(RunRow(id="", name="fox"))
-    rollout = Rollout(Scripted(right()).policy, CHAT, packs, quiet(), store=store, run=run)
+    rollout = Rollout(Scripted(right()), CHAT, packs, quiet(), store=store, run=run)
     first = await evaluate_policy(rollout, tasks, 2, 0, run_id=run.id, step=10)
     again = await evaluate_policy(rollout, tasks, 2, 0, run_id=run.id, step=10)
     later = await evaluate_policy(rollout, tasks, 1, 0, run_id=run.id, step=20)
@@ -448,7 +444,7 @@ async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], store
     assert shown == [(10, "step-10"), (20, "step-20")]
     # nothing that a resume would take for episodes of training
     assert store.episodes.find_finished(run.id, 10) == {}
-    bare = Rollout(Scripted(right()).policy, CHAT, packs, quiet())
+    bare = Rollout(Scripted(right()), CHAT, packs, quiet())
     alone = await evaluate_policy(bare, tasks, 1, 0, run_id=None, step=None)
     assert (alone.name, alone.pass_rate) == ("scripted", 0.5)
 
@@ -470,29 +466,27 @@ def test_a_split_is_of_every_pack_that_has_it_wherever_its_rows_lie(
 
 
 def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
-    assert [task.id for task in pick_tasks(packs, ["test"], limit=2)] == ["words/t0", "words/t2"]
-    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], limit=1)] == [
-        "words/t0",
-        "words/h0",
-    ]
-    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], families=["three"])] == [
-        "words/h0"
-    ]
-    assert len(pick_tasks(packs, ["test"], limit=99)) == 4
+    both = ["test", "heldout"]
+    for splits, more, wanted in (
+        (["test"], {"limit": 2}, ["t0", "t2"]),
+        (["test"], {"limit": 99}, ["t0", "t1", "t2", "t3"]),
+        (both, {"limit": 1}, ["t0", "h0"]),
+        (both, {"families": ["three"]}, ["h0"]),
+    ):
+        found = [task.id.removeprefix("words/") for task in pick_tasks(packs, splits, **more)]
+        assert found == wanted
     many = pick_tasks(packs, ["test"]) * 25
-    assert [many.index(task) for task in spread(many, 4)] == [0, 1, 2, 3] and len(
-        spread(many, 7)
-    ) == 7
-    with pytest.raises(NotFound, match="thre"):
-        pick_tasks(packs, ["test"], families=["thre"])
-    with pytest.raises(NotFound, match="tets"):
-        pick_tasks(packs, ["tets"])
+    assert [many.index(task) for task in spread(many, 4)] == [0, 1, 2, 3]
+    assert len(spread(many, 7)) == 7
+    for split, family, unknown in (("test", "thre", "'thre'"), ("tets", "three", "'tets'")):
+        with pytest.raises(NotFound, match=unknown):
+            pick_tasks(packs, [split], families=[family])
     held = packs["words"].dir / "data" / "heldout.jsonl"
     held.write_text(held.read_text().replace('"h0"', '"t0"'))
     with pytest.raises(DataError, match="words/t0 is a row of test and of heldout"):
-        pick_tasks(packs, ["test", "heldout"])
+        pick_tasks(packs, both)
     held.write_text((held.parent / "test.jsonl").read_text())
-    assert pick_tasks(packs, ["test", "heldout"]) == pick_tasks(packs, ["test"])
+    assert pick_tasks(packs, both) == pick_tasks(packs, ["test"])
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -193,4 +193,4 @@ def test_nothing_is_fetched_or_written_by_collecting(tmp_path: Path) -> None:
     words = "--collect-only -q -p no:cacheprovider tests/chat/test_template_sweep.py".split()
     status, printed = spawn_code(tmp_path, code, str(ROOT), str(home), *words)
     assert status == 0 and "no tests" not in printed, printed
-    assert printed.count("test_calls_come_back") == 155 and list(home.iterdir()) == []
+    assert printed.count("test_calls_come_back") == 141 and list(home.iterdir()) == []

@@ -30,7 +30,7 @@ MODEL = {
     "agentrl_cli/rewards/judge.py": {"where there is no"},
     "agentrl_cli/tools/session.py": {"is no x", "go on with"},
     "benchmarks/rollout_tools.py": {"what is asked"},
-    "tests/tools/test_session_tools.py": {"is no x", "go on with"},
+    "tests/tools/test_tools.py": {"is no x", "go on with"},
 }
 # Words after `is no` that make good English. So does `there` before it.
 FINE = r"(?!longer\b|more\b|other\b|one\b)"

@@ -84,7 +84,6 @@ def tasks(count: int, split: str = "train", first: int = 0) -> dict[str, Task]:
 GOOD = [0.2 + 0.02 * n for n in range(30)]
 RISING = [0.5 + 0.03 * n for n in range(12)]
 FLAT = [0.5, 0.4, 0.6, 0.5] * 3
-RIGHT = {"t0": Task("t0", "p", "f", "train", (), {"answer": 7})}
 RAISED = ToolResult("KeyError: ('steel bolts are', 'Molde')", error="exception")
 BAD = ToolResult("unknown item", error="bad_arguments")
 BOLTS = call(item="steel bolts", site="Molde")
@@ -137,7 +136,11 @@ PLANTED: dict[str, Evidence] = {
     "grader_noise": case(
         steps(FLAT), [attempt(n, ids=(5, 6), primary=float(n % 2)) for n in range(4)]
     ),
-    "grader": case(steps([0.0]), [attempt(n) for n in range(9)], tasks=RIGHT),
+    "grader": case(
+        steps([0.0]),
+        [attempt(n) for n in range(9)],
+        tasks={"t0": Task("t0", "p", "f", "train", (), {"answer": 7})},
+    ),
     "reward_hacking": case(
         steps(
             [0.9] * 20 + [0.8, 0.25],

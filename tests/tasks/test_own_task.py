@@ -1,4 +1,6 @@
-"""A task of one's own: what `init --blank` and `--from` write, the estimate of `check`, a teacher, and the tutorial."""
+"""A task of one's own: what `init --blank` and `--from` write, the estimate of `check`, a teacher, and the pages of the
+docs with commands in order, run as they are written.
+"""
 
 import asyncio
 import dataclasses
@@ -6,6 +8,7 @@ import datetime
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -13,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentrl_cli import load_pack
+from agentrl_cli import Store, load_pack
 from agentrl_cli.commands import main
 from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.evaluate.reward_spread import estimate
+from agentrl_cli.paths import bundled_model
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import RewardContext
-from agentrl_cli.store import Store
 from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import Episode, Outcome, RewardPart, Task, ToolCall, ToolResult, Turn
 from tests.helpers.web import completion, served
@@ -126,20 +131,71 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     chat = {"prompt": [{"role": "system", "content": "Box it."}, {"role": "user", "content": "?"}]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat | {"answer": 1}) + "\n")
     assert "In 1 of 1 rows a system message" in init("chat", "--from", "chat.jsonl")[1]
-    (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
-    code, err = init("other", "--from", "bare.jsonl")
-    assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
-    (tmp_path / "named.jsonl").write_text('{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n')
-    assert "code is not given: find" in init("other", "--from", "named.jsonl")[1]
-    (tmp_path / "open.py").write_text("\ndef find(x:\n")
-    assert "open.py:2: not Python: '(' was never closed" in init("other", "--from", "open.py")[1]
-    assert "mine is a folder" in init("other", "--from", "mine")[1]
-    assert "Did you mean gym?" in init("other", "--from", "gymm:FrozenLake-v1")[1]
-    assert "No file named 'tool:total'" in init("other", "--from", "tool:total")[1]
-    assert "No file named 'https://a.b/c.json'" in init("other", "--from", "https://a.b/c.json")[1]
-    (tmp_path / "rows.txt").touch()
-    code, err = init("other", "--from", "rows.txt")
-    assert code == 2 and ".jsonl, .json, .parquet, .csv, .tsv" in err
+
+
+ANSWER, ONE = "no answer to compare with", '{"q": "1+1?", "a": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        *(
+            ("a.csv", text, says)
+            for text, says in (
+                (
+                    "word,meaning\nhi,hallo\n",
+                    [
+                        "a.csv:2: no column is the question; there are: word, meaning",
+                        "`prompt` (or",
+                    ],
+                ),
+                ("q,word\nhi,hallo\n", [f"{ANSWER}; their fields: word", "`answer` (or a"]),
+                ("q,a\nhi,hallo,you\n", ["a.csv:2: 3 cells, and the head line names 2"]),
+                ("q,q\nhi,hallo\n", ["a column twice"]),
+                ('q,a\nhi,3\n"hi,hallo\n\n\n', ["a.csv:3: not CSV"]),
+                ("", ["a.csv has no rows"]),
+                (f"q,word\nhi,{'hallo ' * 30_000}\n", [ANSWER]),
+            )
+        ),
+        ("bare.jsonl", '{"prompt": "Hi", "mood": "good"}\n', ["their fields: mood"]),
+        (
+            "named.jsonl",
+            '{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n',
+            ["code is not given: find"],
+        ),
+        (
+            "twice.jsonl",
+            "".join(f'{{"id": "r{n // 2}", "prompt": "{n}+1?", "answer": 1}}\n' for n in range(4)),
+            ["twice.jsonl:2: the id 'r0' is also in line 1."],
+        ),
+        (
+            "endless.jsonl",
+            f'{ONE}{{"q": "0/0?", "a": NaN}}\n{{"q": "1/0?", "a": 1e999}}\n',
+            ["endless.jsonl:2, endless.jsonl:3: the answer is NaN or infinite"],
+        ),
+        (
+            "two.jsonl",
+            f'{ONE}{{"id": "x", "q": "1+1?", "a": 2}}\n{{"q": "1+1?", "a": 6}}\n',
+            ["two.jsonl:1 and two.jsonl:3 ask the same and have the answers 2 and 6."],
+        ),
+        ("open.py", "\ndef find(x:\n", ["open.py:2: not Python: '(' was never closed"]),
+        ("rows.txt", "", [".jsonl, .json, .parquet, .csv, .tsv"]),
+        ("a folder", None, ["a folder is a folder"]),
+        ("gymm:FrozenLake-v1", None, ["Did you mean gym?"]),
+        ("tool:total", None, ["No file named 'tool:total'"]),
+        ("https://a.b/c.json", None, ["No file named 'https://a.b/c.json'"]),
+    ],
+    ids=lambda value: value[:18] if isinstance(value, str) else "",
+)
+def test_what_no_pack_can_be_made_of_says_what_it_has(
+    init: Init, tmp_path: Path, name: str, text: str | None, says: list[str]
+) -> None:
+    (tmp_path / "a folder").mkdir()
+    if text is not None:
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    code, err = init("mine", "--from", name)
+    assert code == 2 and all(part in err for part in says), err
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize(
@@ -184,30 +240,6 @@ def test_columns_that_json_lacks_become_rows(init: Init, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (
-            "word,meaning\nhi,hallo\n",
-            ["a.csv:2: no column is the question; there are: word, meaning", "`prompt` (or"],
-        ),
-        ("q,word\nhi,hallo\n", ["no answer to compare with; their fields: word", "`answer` (or a"]),
-        ("q,a\nhi,hallo,you\n", ["a.csv:2: 3 cells, and the head line names 2"]),
-        ("q,q\nhi,hallo\n", ["a column twice"]),
-        ('q,a\nhi,3\n"hi,hallo\n\n\n', ["a.csv:3: not CSV"]),
-        ("", ["a.csv has no rows"]),
-        (f"q,word\nhi,{'hallo ' * 30_000}\n", ["no answer to compare with"]),
-    ],
-    ids=lambda value: None if isinstance(value, list) else value[:9],
-)
-def test_a_table_that_is_no_rows_says_what_it_has(
-    init: Init, tmp_path: Path, text: str, says: list[str]
-) -> None:
-    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
-    code, err = init("mine", "--from", "a.csv")
-    assert code == 2 and all(part in err for part in says), err
-
-
-@pytest.mark.parametrize(
     ("ending", "text", "encoding"),
     [
         (".csv", "q,a\nh\xe9 ist 2€?,2\n", "cp1252"),
@@ -230,27 +262,11 @@ def test_rows_in_another_encoding_are_converted_by_the_command_that_is_printed(
     assert code == 0, err
 
 
-def test_ids_that_are_there_twice_are_refused_with_their_lines(init: Init, tmp_path: Path) -> None:
-    rows = [{"id": f"r{n // 2}", "prompt": f"{n}+1?", "answer": n + 1} for n in range(4)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, err = init("mine", "--from", "a.jsonl")
-    assert code == 2 and "a.jsonl:2: the id 'r0' is also in line 1." in err
-    endless = '{"q": "1+1?", "a": 2}\n{"q": "0/0?", "a": NaN}\n{"q": "1/0?", "a": 1e999}\n'
-    (tmp_path / "a.jsonl").write_text(endless)
-    code, err = init("mine", "--from", "a.jsonl")
-    assert code == 2 and "a.jsonl:2, a.jsonl:3: the answer is NaN or infinite" in err
-
-
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:
-    file, row = tmp_path / "a.jsonl", {"prompt": "2+3?", "answer": 5}
-    file.write_text(
-        "".join(json.dumps(one) + "\n" for one in (row, {**row, "id": "x"}, {**row, "answer": 6}))
-    )
-    code, err = init("mine", "--from", "a.jsonl")
-    assert code == 2 and "a.jsonl:1 and a.jsonl:3 ask the same and have the answers 5 and 6." in err
+    row = {"prompt": "2+3?", "answer": 5}
     others = [{"prompt": f"{n}+3?", "answer": n + 3} for n in range(4, 12)]
     rows = [row, {**row, "id": "x"}, *others, {**row, "level": "easy"}]
-    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     code, err = init("mine", "--from", "a.jsonl")
     assert code == 0 and "left out: 1 of 11 (a.jsonl:2)" in err
     pack = load_pack(tmp_path / "mine")
@@ -392,22 +408,25 @@ def test_the_estimate_of_groups_with_spread() -> None:
     )
 
 
+def console(page: str) -> list[str]:
+    """The commands that a page shows, in their order."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
 @pytest.mark.parametrize("page", ["your-own-task.md", "tutorial.md"])
 def test_the_tutorials_run_as_written(
-    page: str, init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    lines = [
-        line
-        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-        for line in block.splitlines()
-    ]
+    lines = console(page)
     short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
     less = {
         "check": ["--rollouts", "2"],
         "rollout": ["-n", "2"],
         "train": [*short, "--set", "train.eval.every=0"],
         "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
+        "replay": ["--plain"],
     }
     assert {"init", "check", "rollout", "train", "eval"} <= {
         line.split()[1] for line in lines if "agentrl" in line
@@ -418,10 +437,70 @@ def test_the_tutorials_run_as_written(
         if words[0] == "cd":
             monkeypatch.chdir(words[1])
         else:
-            plain = ["--plain"] if words[1] == "replay" else []
-            assert (
-                words[0] == "agentrl" and main([*words[1:], *less.get(words[1], []), *plain]) == 0
-            ), line
+            assert words[0] == "agentrl" and main([*words[1:], *less.get(words[1], [])]) == 0, line
+
+
+BRIEF = ["--set", "rollout.max_new_tokens=16"]  # random weights never stop a turn
+SMALL = ["--set", "rollout.prompts_per_step=2", "--set", "rollout.group_size=2"]
+SIGNAL = ["--set", "algo.skip.zero_variance=false"]  # random weights earn nothing
+# The commands of docs/real-run.md with less to do.
+SHORTER = {
+    "train": [*SMALL, *SIGNAL, "--set", "train.eval.every=0", *BRIEF],
+    "eval": ["--set", "eval.limit=2", "--set", "eval.k=1", *BRIEF],
+    "rollout": ["-n", "2", *SMALL[2:], *BRIEF],
+}
+
+
+def tiny_qwen(folder: Path) -> None:
+    """Random weights of Qwen2.5's architecture, and the bundled tokenizer and template."""
+    left_out = shutil.ignore_patterns("*.safetensors", "config.json")
+    shutil.copytree(bundled_model(), folder, ignore=left_out)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=768,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def test_the_page_of_a_real_run_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "real-run.md").read_text(encoding="utf-8")
+    lines = console("real-run.md")
+    settings = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert settings is not None and len(lines) == 14
+    said = {}
+    for line in lines:
+        words = shlex.split(line.replace("--steps 101", "--steps 2"))
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+            # a folder has precedence over the hub's name
+            tiny_qwen(Path("Qwen/Qwen2.5-0.5B-Instruct"))
+            Path("qwen.yaml").write_text(settings[1].replace("steps: 100", "steps: 1"))
+            continue
+        brief = [] if "--dry-run" in words else SHORTER.get(words[1], [])
+        code = main([*words[1:], *brief])
+        said[line] = "".join(capfd.readouterr())
+        # a machine may lack a sandbox
+        assert code in ((0, 3) if words[1] == "doctor" else (0,)), (line, said[line])
+    planned = said["agentrl train --config qwen.yaml --dry-run --fit --gpu-memory 8GiB"]
+    assert "nothing has to change" in planned and "available  8,192 MiB" in planned
+    with Store.open(Path("runs/agentrl.db"), readonly=True) as store:
+        trained = next(run for run in store.runs.all() if run.kind == "train")
+        assert (trained.status, trained.step) == ("finished", 2)
+        table = page.partition("| curve")[2].partition("\n\n")[0]
+        heads = "".join(re.findall(r"^\| (`[^|]*) \| ", table, re.MULTILINE))
+        curves = re.findall(r"`([a-z_/]+)`", heads)
+        assert len(curves) == 6 and set(curves) <= set(store.runs.steps(trained.id)[-1])
+    assert Path("trained/config.json").is_file()
 
 
 @pytest.mark.parametrize("kind", [Episode, Turn, ToolCall, ToolResult, RewardContext, Task])

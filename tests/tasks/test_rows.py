@@ -20,20 +20,26 @@ from agentrl_cli.errors import (
 )
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.tasks import BadLine, Pack, check_weights, load_pack
-from agentrl_cli.tasks.forms import detect, normal
+from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.sources import Source, as_json
 
-SCHEMA = {
-    "type": "function",
-    "function": {"name": "lookup", "description": "Look.", "parameters": {"type": "object"}},
-}
 MESSAGES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Look up a."}],
-    "tools": [SCHEMA],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "lookup",
+                "description": "Look.",
+                "parameters": {"type": "object"},
+            },
+        }
+    ],
     "tool_choice": {"type": "function", "function": {"name": "lookup"}},
 }
 GSM8K = {"question": "How many?", "answer": "2 + 1000 = <<2+1000=1002>>\n#### 1,002"}
 OWN = {"prompt": [{"role": "user", "content": "Say a."}], "solution": "a"}
+GOOD = {"id": "a", "family": "say", "prompt": "Say: a", "answer": "a"}
 
 
 @pytest.fixture
@@ -46,9 +52,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "p"
 
 
-def tasks(folder: Path, *rows: Any, split: str = "train") -> list[Task]:
-    (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_pack(folder).tasks(split)
+def write(folder: Path, *rows: object) -> Path:
+    path = folder / "data" / "train.jsonl"
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
+    return path
+
+
+def tasks(folder: Path, *rows: object) -> list[Task]:
+    write(folder, *rows)
+    return load_pack(folder).tasks("train")
+
+
+def messages(**changed: Any) -> dict[str, Any]:
+    first = {"role": "system", "content": "Be short."}
+    return {**GOOD, "prompt": [first, {"role": "user", "content": "a", **changed}]}
 
 
 def with_data(folder: Path, **data: Any) -> Path:
@@ -58,11 +77,6 @@ def with_data(folder: Path, **data: Any) -> Path:
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------
-
-
-def test_forms_are_distinguished() -> None:
-    assert [detect(row) for row in (MESSAGES, GSM8K, OWN)] == ["messages", "gsm8k", "own"]
-    assert detect({**GSM8K, "prompt": "p"}) == "own"  # a pack's row may well have a question, too
 
 
 def test_messages_rows(folder: Path) -> None:
@@ -85,7 +99,8 @@ def test_messages_rows(folder: Path) -> None:
 
 
 def test_gsm8k_and_own_rows(folder: Path) -> None:
-    count, say = tasks(folder, GSM8K, OWN)
+    count, say, both = tasks(folder, GSM8K, OWN, {**GSM8K, "prompt": "p"})
+    assert both.prompt[-1]["content"] == "p", "a pack's row may well have a question, too"
     assert count.prompt[-1]["content"] == "How many?" and count.data["answer"] == "1002"
     assert count.data["solution"] == GSM8K["answer"]
     assert say.data["solution"] == "a" and say.id.endswith("train-00002")
@@ -94,6 +109,24 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
+        ("{", "not JSON"),
+        ("[1]", "a row must be a JSON object"),
+        ({"id": "a", "answer": "a"}, "the row lacks prompt"),
+        ({**GOOD, "id": 3}, "`id` must be a text"),
+        ({**GOOD, "family": 3}, "`family` must be a text, not 3"),
+        ({**GOOD, "prompt": []}, "`prompt` must be a text or a list"),
+        ({**GOOD, "prompt": ["hello"]}, "message 0: a message has role and content"),
+        (
+            messages(role="usr"),
+            "message 1: the role 'usr' is not one of system, user, assistant, tool",
+        ),
+        (
+            messages(content=["a"]),
+            "message 1: a part of a content is a text, an image or a video, not 'a'",
+        ),
+        (messages(content=None), "message 1: `content` must be a text, not NoneType"),
+        ({**GOOD, "tools": "lookup"}, "`tools` must be a list of names"),
+        ({**GOOD, "tools": ["lokup"]}, "the pack has no tool 'lokup'; it has lookup"),
         ({"messages": []}, "must be a list of messages"),
         ({**OWN, "images": ["no.png"]}, "no.png does not exist"),
         ({**OWN, "image": {"bytes": 3}}, "An image is a int"),
@@ -136,7 +169,7 @@ def test_gsm8k_and_own_rows(folder: Path) -> None:
     ],
 )
 def test_bad_rows_of_every_form_are_reported_with_file_and_line(
-    folder: Path, row: dict[str, Any], words: str
+    folder: Path, row: object, words: str
 ) -> None:
     with pytest.raises(DataError) as caught:
         tasks(folder, OWN, row)
@@ -334,17 +367,8 @@ def test_where_rows_come_from(
         assert pack.tasks("train", limit=1) == pack.tasks("train")[:1]
 
 
-def test_a_split_that_does_not_exist_is_named(folder: Path) -> None:
-    with_data(folder, train="rows.jsonl")
-    with pytest.raises(NotFound, match="'trian'"):
-        load_pack(folder).tasks("trian")
-
-
 def test_nulls_of_columnar_files() -> None:
     assert as_json({"a": None, "b": [{"c": None, "d": 1}, None]}) == {"b": [{"d": 1}, None]}
-
-
-GOOD = {"id": "a", "family": "say", "prompt": "Say: a", "answer": "a"}
 
 
 @pytest.fixture
@@ -352,84 +376,23 @@ def pack_folder(tmp_path: Path) -> Path:
     return shutil.copytree(packs_dir() / "echo-task", tmp_path / "echo-task")
 
 
-def write(pack_folder: Path, *rows: object) -> Path:
-    path = pack_folder / "data" / "train.jsonl"
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
-    return path
-
-
-def messages(**changed: Any) -> dict[str, Any]:
-    return {
-        **GOOD,
-        "prompt": [
-            {"role": "system", "content": "Be short."},
-            {"role": "user", "content": "a", **changed},
-        ],
-    }
-
-
-@pytest.mark.parametrize(
-    "row", [GOOD, messages(), {**GOOD, "tools": []}, {**GOOD, "tools": ["lookup"]}]
-)
-def test_good_rows(pack_folder: Path, row: dict[str, Any]) -> None:
-    write(pack_folder, row)
-    (task,) = load_pack(pack_folder).tasks("train")
-    assert task.id == "echo-task/a" and task.prompt[0]["role"] == "system"
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "a row must be a JSON object"),
-        ({"id": "a", "answer": "a"}, "the row lacks prompt"),
-        ({"id": "a", "prompt": "p"}, "the row lacks answer"),
-        ({**GOOD, "answer": None}, "the row lacks answer"),
-        ({**GOOD, "id": 3}, "`id` must be a text"),
-        ({**GOOD, "family": 3}, "`family` must be a text, not 3"),
-        ({**GOOD, "prompt": []}, "`prompt` must be a text or a list"),
-        ({**GOOD, "prompt": ["hello"]}, "message 0: a message has role and content"),
-        (
-            messages(role="usr"),
-            "message 1: the role 'usr' is not one of system, user, assistant, tool",
-        ),
-        (
-            messages(content=["a"]),
-            "message 1: a part of a content is a text, an image or a video, not 'a'",
-        ),
-        (messages(content=None), "message 1: `content` must be a text, not NoneType"),
-        ({**GOOD, "tools": "lookup"}, "`tools` must be a list of names"),
-        ({**GOOD, "tools": ["lokup"]}, "the pack has no tool 'lokup'; it has lookup"),
-    ],
-)
-def test_bad_rows_are_reported_with_file_and_line(
-    pack_folder: Path, row: object, words: str
-) -> None:
-    path = write(pack_folder, {**GOOD, "id": "first"}, row)
-    with pytest.raises(DataError) as caught:
-        load_pack(pack_folder).tasks("train")
-    assert caught.value.message.startswith(f"{path}:2: ") and words in caught.value.message
-
-
 def test_read_gives_good_rows_and_every_bad_line(pack_folder: Path) -> None:
-    path = write(
-        pack_folder, GOOD, "", "{", {**GOOD, "id": "b"}, GOOD, {**GOOD, "id": "c", "family": 1}
-    )
+    others = [{**GOOD, "id": "b", "tools": []}, GOOD, {**GOOD, "id": "c", "family": 1}]
+    path = write(pack_folder, GOOD, "", "{", *others, {**GOOD, "id": "d", "answer": None})
     path.write_bytes(path.read_bytes() + b'{"id": "\xff"}\n')
     tasks, bad = load_pack(pack_folder).read("train")
     assert [task.data["id"] for task in tasks] == ["a", "b"]
-    assert [line.number for line in bad] == [3, 5, 6, 7]
-    assert bad[1] == BadLine(5, "the id 'a' is also in line 1.") and bad[3].text.startswith(
+    assert [line.number for line in bad] == [3, 5, 6, 7, 8]
+    assert bad[1] == BadLine(5, "the id 'a' is also in line 1.") and bad[4].text.startswith(
         "not UTF-8"
     )
+    assert bad[3].text == "the row lacks answer."
     with pytest.raises(DataError) as caught:
         load_pack(pack_folder).tasks("train")
-    assert caught.value.hint.startswith("4 rows are invalid")
-    subprocess.run(bad[3].text[bad[3].text.index("iconv -f") :], shell=True, check=True)
+    assert caught.value.hint.startswith("5 rows are invalid")
+    subprocess.run(bad[4].text[bad[4].text.index("iconv -f") :], shell=True, check=True)
     assert "train-utf8" not in load_pack(pack_folder).splits()
-    assert [line.number for line in load_pack(pack_folder).read("train")[1]] == [3, 5, 6, 7]
+    assert [line.number for line in load_pack(pack_folder).read("train")[1]] == [3, 5, 6, 7, 8]
 
 
 def test_rows_of_a_script_are_checked_too() -> None:
@@ -438,18 +401,6 @@ def test_rows_of_a_script_are_checked_too() -> None:
     assert [task.prompt[-1]["content"] for task in pack.tasks("train")] == ["How many?", "Say a."]
     with pytest.raises(DataError, match=r"the pack mine, row 2: the row lacks prompt\."):
         Pack.of("mine", [{"prompt": "a"}, {}], rewards).tasks("train")
-
-
-@pytest.mark.parametrize("value", ["answer", [1], {"answer": "text"}])
-def test_declared_fields_are_a_list_of_names(pack_folder: Path, value: object) -> None:
-    text = (
-        (pack_folder / "task.yaml")
-        .read_text()
-        .replace("row: [answer]", f"row: {json.dumps(value)}")
-    )
-    (pack_folder / "task.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="`row` must be a list of names"):
-        load_pack(pack_folder)
 
 
 def test_a_weight_of_no_reward_names_the_nearest() -> None:

@@ -1,4 +1,4 @@
-"""`sql` and `search`: what they answer, and what they refuse."""
+"""`sql` and `search`: what they answer, and what they refuse; tools as a pack's files configure them."""
 
 import asyncio
 import json
@@ -6,15 +6,20 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrl_cli import ByteTokenizer, Chat, load_pack
 from agentrl_cli.errors import ConfigError, DataError, EnvError
-from agentrl_cli.tools import ToolContext
+from agentrl_cli.tools import ToolContext, validate_arguments
+from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.tools.search import SearchTool, pieces, read_documents
 from agentrl_cli.tools.sql import SqlTool, open_database
-from agentrl_cli.types import Task, ToolResult
+from agentrl_cli.types import Origin, Outcome, Task, ToolResult
+from tests.helpers.chat import CHAT, call
 from tests.helpers.growth import exponent
+from tests.helpers.packs import answers, pack, play, row
 from tests.helpers.web import Site, calls, serve_pages
 
 SHOP = "CREATE TABLE item (name TEXT, price REAL); INSERT INTO item VALUES ('pen', 1.5), ('cup', 4), ('hat', NULL);"
@@ -170,10 +175,10 @@ async def test_a_row_names_a_corpus_of_its_pack_alone(corpus: Path) -> None:
     pack = corpus / "pack"
     pack.mkdir()
     (pack / "link.jsonl").symlink_to(corpus / "corpus.jsonl")
-    for row in ("../corpus.jsonl", str(corpus / "corpus.jsonl"), "link.jsonl"):
+    for place in ("../corpus.jsonl", str(corpus / "corpus.jsonl"), "link.jsonl"):
         with pytest.raises(EnvError, match="lies outside of its pack"):
-            await calls(SearchTool().at(pack), {"query": "peru"}, corpus=row)
-        (found,) = await calls(SearchTool(anywhere=True).at(pack), {"query": "peru"}, corpus=row)
+            await calls(SearchTool().at(pack), {"query": "peru"}, corpus=place)
+        (found,) = await calls(SearchTool(anywhere=True).at(pack), {"query": "peru"}, corpus=place)
         assert "Amazon" in found.text
     with pytest.raises(EnvError, match="lies outside of its pack"):  # beside a retriever, too
         await calls(SearchTool(url="http://127.0.0.1:1").at(pack), {"query": "x"}, corpus="../x")
@@ -277,20 +282,20 @@ async def test_trim_takes_no_time_by_the_square() -> None:
 def test_printf_is_sqlites_own_up_to_a_length(name: str) -> None:
     """SQLite's own counts to the precision, 8 s of a processor for one call, and answers NULL."""
     connection = open_database("", None, 64)
-    for call in ("'%.*c', 1000000000, 'x'", "'%.1000000000c', 'x'", "'%*d', '-1000000000', 1",
+    for words in ("'%.*c', 1000000000, 'x'", "'%.1000000000c', 'x'", "'%*d', '-1000000000', 1",
                  "'%s %.*f', 'a', 1000000000, 0.1", "'%.60000c%.60000c%.60000c', 'a', 'b', 'c'"):  # fmt: skip
         with pytest.raises(sqlite3.DataError, match="too big"):
-            connection.execute(f"SELECT {name}({call})")
+            connection.execute(f"SELECT {name}({words})")
     same = ("'%s|%-6d|%06.2f|%,d|%x|%%|%c|%q|%Q|%w', 'é', 42, 3.14159, 1234567, 255, 'xyz', 'it''s', NULL, 'a'",
             "'%*d|%-*d|%.*f|%.*c', 5, 42, '6', 7, 2, 3.14159, 3, 'x'", "'%d %s'", "'%.3s%lld%!.5s', 'abcdef', 9, 'ü'",
             "NULL, 1", "", "5", "'%s %s', 1.5, x'6162'", "'%y %d', 1")  # fmt: skip
     with closing(sqlite3.connect(":memory:")) as plain:
-        for call in same:
-            wanted = plain.execute(f"SELECT printf({call}), typeof(printf({call}))").fetchone()
+        for words in same:
+            wanted = plain.execute(f"SELECT printf({words}), typeof(printf({words}))").fetchone()
             assert (
-                connection.execute(f"SELECT {name}({call}), typeof({name}({call}))").fetchone()
+                connection.execute(f"SELECT {name}({words}), typeof({name}({words}))").fetchone()
                 == wanted
-            ), call
+            ), words
     connection.close()
 
 
@@ -302,10 +307,168 @@ async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
     (pack / "link.db").symlink_to(tmp_path / "shop.db")
     asked, inside = {"query": COUNT}, {"database": "shop.db"}
     for source in (str(tmp_path / "shop.db"), "../shop.db", "link.db"):
-        row = {"database": source}
+        given = {"database": source}
         with pytest.raises(EnvError, match="outside of its pack"):
-            await calls(SqlTool().at(pack), **row)
+            await calls(SqlTool().at(pack), **given)
         # The pack's own settings may say otherwise.
-        for tool, own in ((SqlTool(source), {}), (SqlTool(anywhere=True), row)):
+        for tool, own in ((SqlTool(source), {}), (SqlTool(anywhere=True), given)):
             assert (await calls(tool.at(pack), asked, **own))[0].text == "n\n3"
     assert (await calls(SqlTool().at(pack), asked, **inside))[0].text == "n\n3"
+
+
+# --- tools.yaml in the short form and with classes, limits of what tools return, tool_choice ---
+
+SHORT = """
+- name: plus
+  description: Sum of two.
+  parameters: {a: number, b: {type: number, description: Second.}}
+  function: "task.py:add"
+  timeout: 3
+  pure: true
+- name: calculator
+  description: Compute.
+- finish
+"""
+
+
+async def test_the_short_form(tmp_path: Path) -> None:
+    tools = ["tools.yaml", {"name": "sql", "config": {"rows": 1}}]
+    made = pack(tmp_path, {"tools": tools}, [row()], tools__yaml=SHORT)
+    plus, calculator, finish, sql = made.tools
+    assert plus.schema["function"] == {
+        "name": "plus",
+        "description": "Sum of two.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "number"},
+                "b": {"type": "number", "description": "Second."},
+            },
+            "required": ["a", "b"],
+        },
+    }
+    assert (plus.timeout, plus.pure, finish.name, sql.name) == (3, True, "finish", "sql")
+    theirs = load_pack("calc-task").tools[0].schema["function"]["description"]
+    assert calculator.schema["function"]["description"] == "Compute." != theirs
+    done = await play(made, [call("plus", a=2, b=3), call("calculator", expression="2+3"), "5"])
+    assert answers(done) == ["5", "5"] and done.outcome is Outcome.SOLVED
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (3, "a name or a mapping"),
+        ({"nme": "a"}, "unknown keys: nme"),
+        ({"description": "a"}, "needs a name"),
+        (
+            {"name": "sql", "config": {"row": 1}},
+            "config takes: anywhere, database, memory_mb, rows",
+        ),
+        (
+            {"name": "calculator", "parameters": {"x": "number"}},
+            "calculator has no parameter x; it has expression",
+        ),
+        (
+            {"name": "calculator", "parameters": {"expression": 3}},
+            "parameters.expression must be a type or a schema, not 3",
+        ),
+        (
+            {"name": "run_python", "config": {"timeout": 5}},
+            "run_python is a function and takes no config. Its limits (concurrency",
+        ),
+        *(
+            ({"name": "calculator", key: value}, f"tool 1.{key}: Input should be {said}")
+            for key, value, said in (
+                ("pure", "maybe", "a valid boolean"),
+                ("external", 1, "a valid boolean"),
+                ("timeout", "soon", "a valid number"),
+                ("rate", 0, "greater than 0"),
+                ("concurrency", True, "a valid integer"),
+            )
+        ),
+        ({"class_name": "pathlib.Path"}, "neither a Tool nor a class that a plugin reads"),
+    ],
+)
+def test_entries_that_cannot_be(tmp_path: Path, entry: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_tools([entry], tmp_path)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_parameters_with_a_default_stay_optional(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text('def roll(sides: int = 6) -> int:\n    """Roll a die."""\n')
+    entry = {"name": "roll", "function": "own.py:roll", "parameters": {"sides": "integer"}}
+    (made,) = load_tools([entry], tmp_path)
+    assert validate_arguments(made.schema, {}) is None
+
+
+def test_two_tools_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two tools are named 'finish'"):
+        pack(tmp_path, {"tools": ["finish", {"name": "finish"}]}, [row()])
+
+
+async def test_limits_of_user_turns_characters_and_response(tmp_path: Path) -> None:
+    made = pack(tmp_path, {"tools": [{"name": "sql"}]}, [row()])
+    long = call("sql", query="SELECT 'abcdefghij' || 'klmnopqrst' AS x")
+    cut = await play(made, [long, "5"], observation={"chars": 10, "cut": "right"})
+    assert answers(cut) == ["x\nabcdefgh[… 12 characters cut …]"]
+    assert cut.turns[-2].results[0].truncated
+    once = await play(made, [long, long, "5"], max_user_turns=1)
+    assert once.outcome is Outcome.TRUNCATED_TURNS and len(answers(once)) == 1
+    # nothing was left to answer
+    assert (await play(made, [long, "wrong"], max_user_turns=1)).outcome is Outcome.FAILED
+    short = await play(made, [long, long, "5"], response_tokens=150)
+    prompt = next(turn.start for turn in short.turns if turn.role == "assistant")
+    # and the stop token that closes the turn
+    assert (short.outcome, len(short.tokens) - prompt) == (Outcome.TRUNCATED_TOKENS, 150 + 1)
+
+
+# --- tool_choice -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("choice", "error"), [("none", "unknown_tool"), ("auto", None)])
+async def test_tool_choice_none_and_auto(tmp_path: Path, choice: str, error: str | None) -> None:
+    made = pack(tmp_path, {"tools": ["calculator"]}, [row(tool_choice=choice)])
+    done = await play(made, [call("calculator", expression="2+3"), "5"])
+    assert done.turns[-2].results[0].error == error and done.outcome is Outcome.SOLVED
+    prompt = CHAT.decode(done.tokens.ids[: done.turns[0].end].tolist())
+    assert ("calculator" in prompt) == (choice == "auto")
+    assert Origin.FORCED not in done.tokens.origin[:-2]
+
+
+@pytest.mark.parametrize(
+    ("choice", "free"),
+    [
+        ("required", "calculator"),
+        ({"type": "function", "function": {"name": "calculator"}}, '{"expression'),
+    ],
+)
+async def test_tool_choice_forces_the_beginning_of_a_call(
+    tmp_path: Path, choice: Any, free: str
+) -> None:
+    made = pack(tmp_path, {"tools": ["calculator", "finish"]}, [row(tool_choice=choice)])
+    whole = call("calculator", expression="2+3")
+    begins = whole[: whole.index(free)]
+    done = await play(made, [whole.removeprefix(begins), "5"])
+    assert answers(done) == ["5"] and (done.outcome, done.flags) == (Outcome.SOLVED, ())
+    first, last = (turn for turn in done.turns if turn.role == "assistant")
+    origin, forced = done.tokens.origin[first.start : first.end], len(CHAT.tokenizer.encode(begins))
+    assert (origin[:forced] == Origin.FORCED).all() and origin[forced] == Origin.MODEL
+    assert CHAT.decode(done.tokens.ids[first.start : first.start + forced].tolist()) == begins
+    # The second turn is free: else an episode could not end.
+    assert done.tokens.origin[last.start] == Origin.MODEL
+
+
+@pytest.mark.parametrize(
+    "parser", ["hermes", "llama3_json", "mistral", "qwen3_coder", "glm", "deepseek"]
+)
+def test_every_parser_reads_a_call_that_was_begun_for_the_model(parser: str) -> None:
+    chat = Chat(ByteTokenizer(), parser=parser)
+    schemas = [tool.schema for tool in load_pack("calc-task").tools]
+    whole = chat.parser.example("calculator", {"expression": "2+3"})
+    for choice in ("required", {"type": "function", "function": {"name": "calculator"}}):
+        begun = chat.syntax.forced_text(schemas, choice)
+        assert begun and whole.startswith(begun)
+        assert ("calculator" in begun) == (choice != "required")
+    assert chat.syntax.forced_text(schemas, "auto") == ""
+    assert chat.syntax.forced_text((), "required") == ""

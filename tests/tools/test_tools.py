@@ -1,4 +1,4 @@
-"""Tools: schemas from typed functions, to the byte; checked calls, limits, and the built-in ones."""
+"""Tools: schemas from typed functions, to the byte; checked calls, limits, and the built-in ones, in a sandbox too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import shlex
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
 
@@ -21,9 +21,10 @@ import pytest
 from pydantic import Field
 
 from agentrl_cli.commands.init.functions import tools_in
-from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.registry import load_file
+from agentrl_cli.sandbox import Sandbox, Session
 from agentrl_cli.tasks import load_packs
 from agentrl_cli.tools import (
     TOOLS,
@@ -37,15 +38,17 @@ from agentrl_cli.tools import (
 )
 from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.tools.schema import type_schema
+from agentrl_cli.tools.session import LINES, MAX_TEXT
 from agentrl_cli.types import Task, ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.processes import run_code, soon
+from tests.helpers.sandbox import open_sandbox
 
 SANDBOXED = (
     "run_python",
     "bash",
     "files",
-)  # their examples run in tests/tools/test_session_tools.py
+)  # their examples run in test_the_examples_work_in_their_order
 CONFIGURED = ("search",)  # nothing to look in until configured: tests/tools/test_real_tools.py
 
 
@@ -82,46 +85,32 @@ def test_schema_from_hints_and_docstring() -> None:
     }
 
 
-def test_schema_equals_that_of_transformers_where_both_know_the_types() -> None:
-    from transformers.utils.chat_template_utils import get_json_schema
-
-    def search(query: str, limit: int = 3) -> str:
-        """Search the corpus.
-
-        Args:
-            query: What to look for.
-            limit: How many results.
-        """
-        return query * limit
-
-    theirs = get_json_schema(search)
-    assert theirs["function"].pop("return") == {
-        "type": "string"
-    }  # costs tokens and says nothing to a model
-    assert tool_schema(search) == theirs
-
-
-def test_schema_mistakes_say_what_to_do() -> None:
-    def nothing(x: str) -> str:
-        return x
-
-    def untyped(x) -> str:  # type: ignore[no-untyped-def]  # the mistake under test
-        """Do."""
-        return str(x)
-
-    def words(x: str) -> str:
-        """Do."""
-        return x
-
-    words.__annotations__["x"] = "a number"
-    for function, reason in (
-        (nothing, "no docstring"),
-        (untyped, "x has no type"),
-        (words, "words has a type that cannot be resolved"),
-        (partial(words), "has a type that cannot be resolved"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            tool_schema(function)
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def f(x: str) -> str:\n    return x", "no docstring"),
+        ('def f(x) -> str:\n    """Do."""', "x has no type"),
+        ('def f(x: "a number") -> str:\n    """Do."""', "f has a type that cannot be resolved"),
+        (
+            "from functools import partial\n"
+            'def g(x: "a number") -> str:\n    """Do."""\nf = partial(g)',
+            "has a type that cannot be resolved",
+        ),
+        # both became a tool that lacked parameters, silently
+        ('def f(*values: float) -> float:\n    """Adds."""', r"cannot fill in \*values"),
+        ('def f(name: str, **given: str) -> float:\n    """Adds."""', r"cannot fill in \*\*given"),
+    ],
+)
+def test_schema_mistakes_say_what_to_do(tmp_path: Path, code: str, reason: str) -> None:
+    half = 'def half(value: float) -> float:\n    """Half."""\n'
+    (tmp_path / "tool.py").write_text(f"{code}\n\n{half}")
+    module, notes = load_file(tmp_path / "tool.py"), list[str]()
+    with pytest.raises(ConfigError, match=reason) as caught:
+        as_tool(module.f)
+    if "fill" in reason:
+        assert "values: list[float]" in caught.value.hint
+        assert [tool.name for tool in tools_in(module, notes)] == ["half"]
+        assert re.search(f"Left out: Tool f: a model {reason}", notes[0])
 
 
 async def call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext | None = None) -> ToolResult:
@@ -465,23 +454,6 @@ def test_bounds_and_places_are_checked_in_calls(level: int, to: list[Any], right
 
 
 @pytest.mark.parametrize(
-    ("given", "what"), [("*values: float", r"\*values"), ("name: str, **given: str", r"\*\*given")]
-)
-def test_a_function_without_named_parameters_is_no_tool(
-    tmp_path: Path, given: str, what: str
-) -> None:
-    """Both became a tool that lacked parameters, silently."""
-    code = f'def many({given}) -> float:\n    """Adds."""\n\ndef half(value: float) -> float:\n    """Half."""\n'
-    (tmp_path / "tool.py").write_text(code)
-    module, notes = load_file(tmp_path / "tool.py"), list[str]()
-    with pytest.raises(ConfigError, match=f"cannot fill in {what}") as caught:
-        as_tool(module.many)
-    assert "values: list[float]" in caught.value.hint
-    assert [tool.name for tool in tools_in(module, notes)] == ["half"]
-    assert re.search(f"Left out: Tool many: a model cannot fill in {what}", notes[0])
-
-
-@pytest.mark.parametrize(
     "schemas",
     [
         [5],
@@ -525,3 +497,189 @@ def test_an_example_of_a_tool_runs_in_a_shell_as_it_is_printed(tmp_path: Path, c
     )
     command = cli("tools", "show", "tool.py:shout").splitlines()[-1]
     assert cli(*shlex.split(command)[1:]) == "IT'S\n"
+
+
+# --- `run_python`, `bash` and `files` in one session: what the model reads, and that links lead nowhere ---
+
+
+@pytest.fixture
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    level = getattr(request, "param", "ns")
+    async with await open_sandbox(
+        backend=level, min_level="landlock", workers=1, wall=2.0
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def ctx(sandbox: Sandbox) -> AsyncIterator[ToolContext]:
+    context = ToolContext(session_factory=sandbox.session)
+    yield context
+    await context.close()
+
+
+async def use(ctx: ToolContext, name: str, **arguments: Any) -> ToolResult:
+    return await as_tool(name).call(ctx, arguments, timeout=0.01)  # they end in time by themselves
+
+
+async def test_the_examples_work_in_their_order(ctx: ToolContext) -> None:
+    for name in ("run_python", "bash", "files"):
+        assert as_tool(name).examples
+        for example in as_tool(name).examples:
+            result = await use(ctx, name, **example)
+            assert result.error is None and result.text and result.level == ctx.opened.level
+    assert (await use(ctx, "bash", command="cat src/a.py n.txt")).text == "x = 2\n1\n2\n3"
+
+
+async def test_bash_tells_exit_codes_limits_and_keeps_files_only(ctx: ToolContext) -> None:
+    failed = await use(ctx, "bash", command="mkdir d; cd d; V=1; echo out; echo err >&2; exit 3")
+    assert (failed.text, failed.error) == ("out\nerr\n[exited with code 3]", "exit")
+    assert (await use(ctx, "bash", command="ls; echo -$V-")).text == "d\n--"
+    missing = await use(ctx, "bash", command="no_such_program")
+    assert "not found" in missing.text and "[exited with code 127]" in missing.text
+    slow = await use(ctx, "bash", command="sleep 30")
+    assert (slow.text, slow.error) == ("[timed out after 2 s]", "timeout")
+    loud = await use(ctx, "bash", command="head -c 300000 /dev/zero | tr '\\0' a")
+    assert loud.error is None and len(loud.text) < 70_000 and "bytes left out" in loud.text
+
+
+@pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
+async def test_python_bash_and_files_share_the_folder(ctx: ToolContext) -> None:
+    await use(ctx, "run_python", code="open('a.txt', 'w').write('one\\ntwo\\n')")
+    assert (await use(ctx, "files", action="view", path="./a.txt")).text == "1\tone\n2\ttwo"
+    await use(ctx, "files", action="edit", path="a.txt", old="two", new="three")
+    assert (await use(ctx, "bash", command="cat a.txt")).text == "one\nthree"
+
+
+async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None:
+    async def view(path: str, **lines: int) -> str:
+        return (await use(ctx, "files", action="view", path=path, **lines)).text
+
+    texts = {
+        "a": "".join(f"line {n}\n" for n in range(1, LINES + 51)),
+        "wide": "x" * 600,
+        "none": "",
+    }
+    wrote = [await use(ctx, "files", action="write", path=p, text=texts[p]) for p in texts]
+    assert wrote[0].text == f"Wrote a: {LINES + 50} lines, {len(texts['a'])} bytes."
+    assert await view("a", start=3, end=4) == "3\tline 3\n4\tline 4"
+    first, last = (await view("a")).splitlines(), f"{LINES + 50}\tline {LINES + 50}"
+    left = f"[lines 1 to {LINES} of {LINES + 50}; go on with start {LINES + 1}]"
+    assert len(first) == LINES + 1 and first[-1] == left
+    assert (await view("a", start=LINES + 1)).splitlines()[-1] == last
+    beyond = f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
+    assert await view("a", start=999) == beyond and await view("none") == "[none is empty]"
+    assert (await view("wide")).endswith("x [… 100 more characters]")
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"action": "view", "path": "missing"}, "missing: there is no such file."),
+    ({"action": "view", "path": "bytes"}, "bytes is not text: 2 bytes that are not UTF-8"),
+    ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
+    (
+        {"action": "view", "path": "/etc/passwd"},
+        "the path has to be relative and inside the work folder",
+    ),
+    ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
+    ({"action": "list", "path": "missing"}, "there is no missing"),
+    ({"action": "write", "path": "a"}, "write needs text"),
+    ({"action": "write", "text": "x"}, "path is needed"),
+    ({"action": "write", "path": "d", "text": "x"}, "it is a folder"),
+    ({"action": "write", "path": "a", "text": "é" * MAX_TEXT}, f"a file may have {MAX_TEXT}"),
+    ({"action": "edit", "path": "a", "old": "x"}, "edit needs new"),
+    ({"action": "edit", "path": "a", "old": "q", "new": "x"}, "old does not occur in a; view it"),
+    (
+        {"action": "edit", "path": "a", "old": "one", "new": "x"},
+        "old occurs 2 times in a (lines 1, 3); add what",
+    ),
+    ({"action": "edit", "path": "a", "old": "one", "new": "one"}, "old and new are the same"),
+    ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
+]
+
+
+async def test_what_goes_wrong_is_reported(ctx: ToolContext) -> None:
+    await (await ctx.session()).write("bytes", b"\xff\xfe")
+    await use(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
+    for arguments, says in MISTAKES:
+        result = await use(ctx, "files", **arguments)
+        assert result.error == "exception" and result.text.startswith("Error: "), arguments
+        assert says in result.text
+    assert (await use(ctx, "bash", command="cat a")).text == "one\ntwo\none"
+
+
+async def test_edits_of_one_turn_do_not_lose_each_other(ctx: ToolContext) -> None:
+    await use(ctx, "files", action="write", path="a", text="".join(f"<{n}>" for n in range(6)))
+    edits = [
+        use(ctx, "files", action="edit", path="a", old=f"<{n}>", new=f"[{n}]") for n in range(6)
+    ]
+    assert [result.error for result in await asyncio.gather(*edits)] == [None] * 6
+    assert (await use(ctx, "files", action="view", path="a")).text == "1\t[0][1][2][3][4][5]"
+
+
+async def test_an_edit_keeps_line_ends_and_permissions(ctx: ToolContext) -> None:
+    await use(ctx, "bash", command="printf '#!/bin/sh\\r\\necho 1\\r\\n' > a; chmod 755 a")
+    await use(ctx, "files", action="edit", path="a", old="echo 1", new="echo 2")
+    assert (await use(ctx, "bash", command="stat -c %a a")).text == "755"
+    assert await (await ctx.session()).read("a") == b"#!/bin/sh\r\necho 2\r\n"
+
+
+HOSTILE = """
+import os
+os.symlink('/etc/passwd', 'file'); os.symlink('/etc', 'folder'); os.symlink('.', 'self'); os.symlink('loop', 'loop')
+os.symlink(CANARY, 'canary'); os.symlink(os.path.dirname(CANARY), 'dir'); os.mkfifo('pipe')
+os.mkdir('deep'); os.symlink('../../../../../../etc/passwd', 'deep/up'); os.symlink('/proc/self/mem', 'deep/mem')
+for name in ('hard', 'deep/hard'):
+    try: os.link(CANARY, name)
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
+async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("a secret of the host")
+    session: Session = await ctx.session()
+    assert (await session.cell(f"CANARY = {str(canary)!r}{HOSTILE}")).ok
+    leads = "file folder/passwd self/self/file loop canary dir/canary pipe deep/up deep/mem hard deep/hard".split()
+    for path in leads:
+        with pytest.raises(UsageError):
+            await session.read(path)
+        viewed = await use(ctx, "files", action="view", path=path)
+        assert viewed.error == "exception"
+        assert "root:" not in viewed.text and "secret" not in viewed.text
+    for path in ("folder/new", "dir/new", "self/new", "dir/canary"):
+        written = await use(ctx, "files", action="write", path=path, text="forged")
+        assert written.error == "exception" and "links are not followed" in written.text
+    for path in ("canary", "file", "hard", "deep/up"):  # replaced, not followed
+        assert (await use(ctx, "files", action="write", path=path, text="mine")).error is None
+        assert await session.read(path) == b"mine"
+    assert canary.read_text() == "a secret of the host" and sorted(tmp_path.iterdir()) == [canary]
+    listed = (await use(ctx, "files", action="list")).text
+    assert "dir  (a link, not followed)" in listed and "pipe  (not a regular file)" in listed
+    assert "passwd" not in listed
+
+
+async def test_a_list_reports_that_entries_are_left_out(ctx: ToolContext) -> None:
+    session = await ctx.session()
+    made = await session.bash("mkdir a; cd a; touch $(seq 999)")
+    assert made.ok and not (await session.list()).more and len(await session.list()) == 1000
+    assert (await use(ctx, "files", action="list")).text.endswith("\n[800 more]")
+    await session.write("z/late", "1")
+    listed = await session.list()
+    assert listed.more and len(listed) == 1000
+    said = "[only 1000 entries of the working folder are looked at]"
+    assert (await use(ctx, "files", action="list")).text.endswith(f"\n[800 more]\n{said}")
+    assert said in (await use(ctx, "files", action="list", path="missing")).text
+
+
+def test_the_commands_show_and_call_them(cli: Cli) -> None:
+    assert cli("tools", "call", "bash", '{"command": "echo hi"}', said="sandbox ns") == "hi\n"
+    assert cli.json("tools", "call", "bash", '{"command": "exit 4"}', code=1)["error"] == "exit"
+    for name, limits in (
+        ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
+        ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),
+        ("files", 'action (string, one of "view", "write", "edit", "list")'),
+        ("files", "agentrl tools call files"),
+        ("files", "sandbox: 5 s a call"),
+    ):
+        assert limits in cli("tools", "show", name)

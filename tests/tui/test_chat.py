@@ -3,10 +3,10 @@
 import asyncio
 import io
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from tests.helpers import session
 from tests.helpers.cli import Cli
-from tests.helpers.tui import SMALL, press, screen_of, showing, until, until_text, visible
+from tests.helpers.train import spawn_well
+from tests.helpers.tui import SMALL, press, screen_of, until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 
@@ -218,17 +219,11 @@ def test_mask_and_logprobs_show_under_the_tokens() -> None:
     assert lines[1:] == ["  ERROR exception", "  Traceback", "    line 1"], "it is named once"
 
 
-def piped(script: list[str], lines: str, *more: str) -> str:
-    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *more, *script]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> None:
-    lines = (
-        'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
-    )
-    said = piped(script, lines)
+def test_a_chat_by_lines(script: list[str], tmp_path: Path, cli: Cli) -> None:
+    call = '/call calculator {"expression": "1+1"}'
+    lines = ("what is 12*4.5?", call, "/reward 1", "/save", "/bogus", "/quit")
+    given = [word for line in lines for word in ("--say", line)]
+    said = cli("chat", "--pack", "calc-task", *script, *given, code=1)
     for shown in (
         "tools: calculator",
         "/task 1 opens the first",
@@ -245,8 +240,17 @@ def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> Non
     assert (last.kind, last.reward) == ("chat", 1.0)
 
 
-def test_a_chat_that_asks_about_a_call_can_be_left(script: list[str]) -> None:
-    said = piped(script, "what is 12*4.5?\n/quit\nnever sent\n", "--approve")
+def give(text: str) -> None:
+    """Give this process its input."""
+    sys.stdin = io.StringIO(text)
+
+
+def test_a_chat_over_a_pipe_that_asks_about_a_call_can_be_left(
+    script: list[str], tmp_path: Path
+) -> None:
+    before = partial(give, "what is 12*4.5?\n/quit\nnever sent\n")
+    words = ("chat", "--pack", "calc-task", "--approve", *script)
+    said = spawn_well(tmp_path, *words, before=before)
     assert "run this?" in said and "not run" in said
     assert "y, n or" not in said and "never sent" not in said
 
@@ -271,21 +275,6 @@ async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
         assert len(store.episodes.get(saved).turns) == 2
 
 
-async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(
-    script: list[str], tmp_path: Path
-) -> None:
-    client = ChatClient([*script, "--pack", "calc-task"])
-    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
-    async with app.run_test(size=(3, 40)) as pilot:  # without a place for "loading the model …"
-        visible(app)
-        await pilot.resize_terminal(100, 40)
-        await pilot.press(*"hi", "enter")
-        screen = screen_of(pilot, ChatScreen)
-        assert [command.values for command in screen.waiting] == [{"text": "hi"}]
-        await until_text(pilot, "It is 54.")
-        assert not screen.waiting
-
-
 async def test_a_model_that_cannot_be_loaded_is_shown(tmp_path: Path) -> None:
     Store.open(tmp_path / "c.db").close()
     client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
@@ -303,13 +292,20 @@ async def test_nothing_is_sent_before_the_process_has_started() -> None:
         await ChatClient([]).send("cancel")
 
 
-async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_path: Path) -> None:
+async def test_lines_typed_while_the_model_loads_history_completion_editing_and_the_exact_ids(
+    tmp_path: Path,
+) -> None:
     client = ChatClient(scripted(tmp_path, "one", "two", "three"))
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
-    async with showing(app, "your turn", notifications=True, size=SMALL) as pilot:
-        text = await press(pilot, *"hi", "ctrl+j", *"you", "enter", then="one")
-        assert "hi" in text and "you" in text
-        await until_text(pilot, "your turn")
+    async with app.run_test(notifications=True, size=(3, 40)) as pilot:
+        visible(app)  # without a place for "loading the model …"
+        await pilot.resize_terminal(*SMALL)
+        await pilot.press(*"hi", "ctrl+j", *"you", "enter")
+        screen = screen_of(pilot, ChatScreen)
+        assert [command.values for command in screen.waiting] == [{"text": "hi\nyou"}]
+        await until(pilot, lambda: len(screen.transcript.turns) == 2)
+        text = await until_text(pilot, "your turn")
+        assert "hi" in text and "you" in text and "one" in text and not screen.waiting
         text = await press(pilot, "f5", then="CONTEXT 14 tokens")
         assert "CHAT TEMPLATE" in text and "<|im_start|>" in text
         await pilot.press("f5", "up")

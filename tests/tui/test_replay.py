@@ -24,7 +24,6 @@ from agentrl_cli.tui.common.picture import picture_rows
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
 from agentrl_cli.tui.replay import related
 from agentrl_cli.tui.replay.panels import step_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
@@ -43,7 +42,7 @@ from agentrl_cli.types import (
 from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
-from tests.helpers.trees import chain, episode, fork, sub_agent, three_leaves
+from tests.helpers.trees import episode, fork, sub_agent
 from tests.helpers.tui import (
     SMALL,
     WIDE,
@@ -184,42 +183,32 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
         )
 
 
-def half_written(path: Path) -> None:
+async def test_half_written_and_unknown_episodes_open_and_a_running_one_is_followed(
+    tmp_path: Path,
+) -> None:
     """Episodes as a run leaves them when it is killed, or before it has trained."""
     done = demo.episode(demo.Words(), 1, solved=True)
     odd = Tokens.from_ids([0, 1, 2], [Origin.MODEL] * 3)
     said = Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3)
-    with Store.open(path) as store:
+    with Store.open(tmp_path / "half.db") as store:
         for number, name in enumerate(("begun", "nan", "cut")):
             store.episodes.start(Episode(name, f"t/{number}"))
         store.episodes.add_turn("nan", said, odd)
         for turn in done.turns[:2]:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
-
-
-async def test_half_written_and_unknown_episodes_open(tmp_path: Path) -> None:
-    half_written(tmp_path / "half.db")
     moves = ("j", "k", "J", "K", "down", "up", "G", "g", "v", "apostrophe", "space", "l", "tab")
     app = replay(tmp_path / "half.db", "nothing")
     async with showing(app, "No episode named 'nothing'", notifications=True, size=WIDE) as pilot:
         await pilot.press("j", "l", "n", "v", "y", "escape", "3")
-        for episode, size in (("begun", WIDE), ("cut", WIDE), ("nan", SMALL)):
+        for episode, size in (("begun", WIDE), ("nan", SMALL), ("cut", WIDE)):
             await pilot.resize_terminal(*size)
-            await app.push_screen(ReplayScreen(app.reader, episode))
+            screen = ReplayScreen(app.reader, episode)
+            await app.push_screen(screen)
             await until_text(pilot, "RUNNING")
             await press(
                 pilot, *moves, *"123456789", then="not graded yet" if size == WIDE else "RUNNING"
             )
-
-
-async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
-    half_written(tmp_path / "half.db")
-    done = demo.episode(demo.Words(), 1, solved=True)
-    async with showing(
-        replay(tmp_path / "half.db", "cut"), "RUNNING", notifications=True, size=WIDE
-    ) as pilot:
-        screen = screen_of(pilot, ReplayScreen)
-        await until(pilot, lambda: screen._version is not None)
+        await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 2)
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
@@ -281,7 +270,9 @@ async def test_a_list_that_is_read_again_stays_on_its_episode(tmp_path: Path) ->
         assert line() == "0 e00000"
 
 
-def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
+def test_the_first_episode_of_a_filter_one_as_text_and_its_tokens_are_printed(
+    db: Path, cli: Cli
+) -> None:
     cli.always = ("--db", str(db))
     with Store.open(db, readonly=True) as store:
         wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id
@@ -296,10 +287,7 @@ def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
         (f"{EP} --filter rewrd:<1 --svg x.svg", "reward"),
     ):
         cli("replay", *words.split(), code=2, said=said)
-
-
-def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
-    out = cli("replay", EP, "--plain", "--db", str(db))
+    out = cli("replay", EP, "--plain")
     for shown in (
         "> 3  0.00 -0.77",
         "--- TURN 2/4 assistant",
@@ -311,12 +299,7 @@ def test_plain_prints_the_same(db: Path, cli: Cli) -> None:
         "abcdefg down",
     ):
         assert shown in out, shown
-
-
-def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
-    rows = [
-        json.loads(line) for line in cli("replay", EP, "--tokens", "--db", str(db)).splitlines()
-    ]
+    rows = [json.loads(line) for line in cli("replay", EP, "--tokens").splitlines()]
     assert len(rows) == 147 and rows[0]["logp_policy"] is None
     sampled = next(row for row in rows if row["origin"] == "model")
     assert sampled["advantage"] == pytest.approx(-0.77) and len(sampled["top"]) == 5
@@ -332,7 +315,7 @@ def test_without_colours_the_glyphs_say_the_same(
     cli("replay", EP, "--svg", "none/r.svg", "--db", str(db), code=3, said="could not be written")
 
 
-async def test_following_goes_on_to_the_newest_episode_until_something_moves(
+async def test_marks_are_kept_and_following_goes_on_to_the_newest_episode_until_something_moves(
     tmp_path: Path,
 ) -> None:
     db = tmp_path / "a.db"
@@ -342,12 +325,23 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(
         replay(db, "ep0002003"), "TOKEN 1/64", notifications=True, size=WIDE
     ) as pilot:
         screen = screen_of(pilot, ReplayScreen)
+        await press(pilot, "t", *"bad keep", "enter", then="TAGS bad, keep")
+        await press(pilot, "b", then="TAGS bad, keep, mark")
+        await press(
+            pilot, "b", "t", *"-bad", "enter", then=lambda: "TAGS keep" in visible(pilot.app)
+        )
+        await press(pilot, "m", *"a comma", "enter", then="NOTE a comma")
+        assert "flag:BADARG step:2" in await press(pilot, "x", then="5 episodes")
+        assert isinstance(pilot.app.screen, EpisodesScreen)
+        await press(pilot, "escape", then=lambda: pilot.app.screen is screen)
         assert "FOLLOWING" in await press(pilot, "L", then="FOLLOWING")
         await until(pilot, lambda: screen.episode_id != "ep0002003" and screen._version is not None)
         newer = demo.episode(words, 5, solved=True, step=3).with_(
             id="newer", started=4e9, ended=4e9
         )
         with Store.open(db) as store:
+            row = store.episodes.row("ep0002003")
+            assert row.tags == ("keep",) and row.note == "a comma"
             store.episodes.cancel("run7")
             store.episodes.finish(newer)
         await until(pilot, lambda: screen.episode_id == "newer" and screen.view is not None)
@@ -371,15 +365,12 @@ def test_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
     assert line.plain.split() == ["60:0.60", "70:0.70", "80:0.80", "90:0.90"]
 
 
-RIGHT = (RewardPart("r", 1.0, primary=True),)
-
-
 def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_path: Path) -> None:
     def tried(name: str, weight: float, p: float, **changes: Any) -> None:
         tokens = Tokens.from_ids(list(range(6)), [Origin.USER] * 2 + [Origin.MODEL] * 4)
         episode = Episode(
-            name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, reward_parts=RIGHT,
-            outcome=Outcome.SOLVED, fact="trained", advantage=weight,
+            name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, advantage=weight,
+            reward_parts=(RewardPart("r", 1.0, primary=True),), outcome=Outcome.SOLVED, fact="trained",
         ).with_(**changes)  # fmt: skip
         store.episodes.finish(episode)
         pushed, logp, ratio = (
@@ -418,28 +409,21 @@ def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
         assert store.episodes.resolve("best") == "often"
 
 
-def tree(words: demo.Words) -> demo.Writer:
-    """An agent that asks a second one, and whose history was then cut after its first call."""
-    w = demo.Writer(words, 1)
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trees") / "agentrl.db"
+    run, words = demo.fill(path), demo.Words()
+    w, plain = demo.Writer(words, 1), demo.episode(words, 1, solved=True)
+    # an agent that asks a second one, and whose history was then cut after its first call
     w.given("user", "Ask the expert for the price.", Origin.USER)
     w.assistant("I ask the expert.", [demo.call("ask", {"question": "price?"})])
     w.given("user", "You are the expert: what is the price?", Origin.USER)
     w.turns[-1] = replace(w.turns[-1], parent=ROOT)
     w.assistant("The price is 54.")
-    w.given("tool", "54", Origin.TOOL, [ToolResult("54")])
-    w.turns[-1] = replace(w.turns[-1], parent=1)
-    w.assistant("It costs 54.")
-    w.given("tool", "an older answer", Origin.TOOL, [ToolResult("an older answer")])
-    w.turns[-1] = replace(w.turns[-1], parent=1)
-    w.assistant("It costs 12.")
-    return w
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trees") / "agentrl.db"
-    run, words = demo.fill(path), demo.Words()
-    w, plain = tree(words), demo.episode(words, 1, solved=True)
+    for answer, price in (("54", "54"), ("an older answer", "12")):
+        w.given("tool", answer, Origin.TOOL, [ToolResult(answer)])
+        w.turns[-1] = replace(w.turns[-1], parent=1)
+        w.assistant(f"It costs {price}.")
     one = plain.with_(id="tree", group_id=None, run_id=run, turns=tuple(w.turns), tokens=w.tokens())
     with Store.open(path) as store:
         store.tokenizers.add("tree-tokenizer", words.json(), "", {})
@@ -450,7 +434,6 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 Step = tuple[str | tuple[str, ...], ...]
 ATTEMPT, EXPERT = "the expert: what is the price", "It costs 54"
-BACK = ["backspace"] * 8
 # The store, the screen, what it shows first, its size, and steps: keys, and the text that they bring.
 WALKS: dict[str, tuple[str, Callable[[Reader], Screen[Any]], str, tuple[int, int], list[Step]]] = {
     "a small terminal shows one pane": (
@@ -475,7 +458,7 @@ WALKS: dict[str, tuple[str, Callable[[Reader], Screen[Any]], str, tuple[int, int
             ("running",),
             ("o", "o", "sort -reward"),
             ("f", *"rewrd:>1", "enter", "Did you mean reward"),
-            (*BACK, *"reward:>1", "enter", "3 episodes"),
+            (*(["backspace"] * 8), *"reward:>1", "enter", "3 episodes"),
             ("j", "enter", "agentrl replay"),
             ("q", "agentrl episodes"),
         ],
@@ -501,6 +484,21 @@ WALKS: dict[str, tuple[str, Callable[[Reader], Screen[Any]], str, tuple[int, int
             ("> 6 ",),  # the first token that is the branch's own
             ("TOKEN 1/",),
             ("B", EXPERT),
+        ],
+    ),
+    "an episode is read as messages": (
+        "page",
+        lambda reader: ReplayScreen(reader, "longone"),
+        "TURN",
+        (120, 40),
+        [
+            ("M", ("> {2 keys: rows, total}", "# Plan", "row 59", "\x1b[31m")),
+            ("• read all rows",),
+            ("␀1b[31mred",),
+            ("enter", '"name": "row 0"'),
+            ("slash", *"row 59", "enter", '"name": "row 59"'),
+            ("g", "enter", ("> {2 keys: rows, total}", '"row 0"')),
+            ("q", "TURN"),
         ],
     ),
     "a filter is a form": (
@@ -540,13 +538,6 @@ async def test_keys_bring_what_they_should(
     app = AgentApp(request.getfixturevalue(store), make)
     async with showing(app, first, notifications=True, size=size) as pilot:
         await walk(pilot, *steps)
-
-
-def test_the_tree_of_turns_by_hand() -> None:
-    depths = [fork_depths(episode(turns()).parents) for turns in (chain, fork, sub_agent)]
-    assert depths == [[0] * 6, [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
-    assert list(indentation(episode(three_leaves())).values()) == ["", "", "", "", "└", " ", "└"]
-    assert spans([0, 1, 2, 4, 6, 7]) == "0-2 4 6-7"
 
 
 def test_printed_and_as_json(trees: Path, cli: Cli) -> None:
@@ -600,18 +591,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.episodes.finish(long)
         store.tokenizers.add("words", words.json(), "", {})
     return path
-
-
-async def test_an_episode_is_read_as_messages(page: Path) -> None:
-    app = AgentApp(page, lambda reader: ReplayScreen(reader, "longone"))
-    async with showing(app, "TURN", notifications=True, size=(120, 40)) as pilot:
-        text = await press(pilot, "M", then="2 keys: rows, total")
-        assert "• read all rows" in text and "# Plan" not in text and "row 59" not in text
-        assert "\x1b[31m" not in text and "␀1b[31mred" in text
-        await press(pilot, "enter", then='"name": "row 0"')
-        await press(pilot, "slash", *"row 59", "enter", then='"name": "row 59"')
-        await press(pilot, "g", "enter", then=lambda: '"row 0"' not in visible(app))
-        await press(pilot, "q", then="TURN")
 
 
 async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:

@@ -7,7 +7,6 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -21,33 +20,28 @@ from agentrl_cli.errors import StoreError
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.reports.html import PAGE, export_html, page_object
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.tui.app import (
     HARMLESS,
     LIGHT,
     AgentApp,
     invert,
-    is_light,
-    light_background,
     unknown_key,
 )
 from agentrl_cli.tui.common.agent_screen import SCREENS
-from agentrl_cli.tui.common.episode_list import filter_text, row_text
+from agentrl_cli.tui.common.episode_list import row_text
 from agentrl_cli.tui.common.episode_view import make_view
 from agentrl_cli.tui.common.keys import Settings, read_settings
 from agentrl_cli.tui.common.layers import LAYERS, PALETTES, palette_name, shade
 from agentrl_cli.tui.common.layout import Kind, Layout
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import token_texts
-from agentrl_cli.tui.common.text import quote
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.compare.screen import CompareScreen, VersusScreen
 from agentrl_cli.tui.replay.inspector import token_numbers
-from agentrl_cli.tui.replay.menus import whatif_text
 from agentrl_cli.tui.replay.panels import turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall
 from tests.helpers import tui_demo as demo
@@ -110,10 +104,9 @@ def replay(db: Path, episode: str = EP) -> AgentApp:
 async def test_words_are_explained_in_every_screen(db: Path) -> None:
     app = replay(db)
     async with showing(app, "TURN 2", size=SMALL) as pilot:
-        for screen in (RunsScreen(app.reader), WatchScreen(app.reader, "grpo-07")):
-            assert "above (+) or below" in await press(pilot, "W", then="On the screens")
-            await pilot.press("escape")
-            await app.push_screen(screen)
+        assert "above (+) or below" in await press(pilot, "W", then="On the screens")
+        await pilot.press("escape")
+        await app.push_screen(RunsScreen(app.reader))
         await press(pilot, "W", then="On the screens")
 
 
@@ -130,25 +123,6 @@ async def test_a_line_that_was_found_is_marked_as_long_as_it_is_there() -> None:
         for lines, marked in (([*shown, Text("three")], 1), ([Text("zero"), *shown], -1)):
             page.show(lines)
             assert page.marked == marked
-
-
-async def test_marks_are_kept(tmp_path: Path) -> None:
-    db = tmp_path / "a.db"
-    demo.fill(db, steps=2)
-    async with showing(
-        replay(db, "ep0002003"), "TOKEN 1/64", notifications=True, size=WIDE
-    ) as pilot:
-        await press(pilot, "t", *"bad keep", "enter", then="TAGS bad, keep")
-        await press(pilot, "b", then="TAGS bad, keep, mark")
-        await press(
-            pilot, "b", "t", *"-bad", "enter", then=lambda: "TAGS keep" in visible(pilot.app)
-        )
-        await press(pilot, "m", *"a comma", "enter", then="NOTE a comma")
-        assert "flag:BADARG step:2" in await press(pilot, "x", then="5 episodes")
-        assert isinstance(pilot.app.screen, EpisodesScreen)
-    with Store.open(db, readonly=True) as store:
-        row = store.episodes.row("ep0002003")
-        assert row.tags == ("keep",) and row.note == "a comma"
 
 
 async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> None:
@@ -269,10 +243,9 @@ async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
         await pilot.press("j", "k", "down", "up", "3", "v")
         assert screen.texts[1].lens == "logp"
         await press(pilot, "enter", then="ep0")
-    assert quote('a "b"') == '"a \\"b\\""'
 
 
-async def test_exports_hold_everything_but_secrets_and_palettes_change(
+async def test_exports_hold_everything_and_palettes_change(
     db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -285,11 +258,6 @@ async def test_exports_hold_everything_but_secrets_and_palettes_change(
         # all the way round, for the tests that follow
         await walk(pilot, *(("P", f"colours {name}") for name in [*others, first]))
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
-    with_a_secret(tmp_path / "s.db")
-    with Store.open(tmp_path / "s.db") as store:
-        hidden = page_object(store, "telling", token_texts)
-    assert hidden["masked"] and hidden["tokens"] is None and "sk-abc" not in json.dumps(hidden)
-    assert "[masked:api-key]" in hidden["turns"][1]["messages"][0]
     with Store.open(db, readonly=True) as store:
         assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
         facts = page_object(store, EP, token_texts)
@@ -444,23 +412,22 @@ def with_a_secret(path: Path) -> None:
         store.episodes.finish(episode.with_(id="telling", group_id="b", turns=turns))
 
 
-@pytest.mark.parametrize(("name", "asks"), [("plain", False), ("telling", True)])
 async def test_a_picture_of_a_secret_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, asks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with_a_secret(tmp_path / "s.db")
-    target = tmp_path / f"replay-{name}.svg"
-    app = replay(tmp_path / "s.db", name)
+    plain, telling = (tmp_path / f"replay-{name}.svg" for name in ("plain", "telling"))
+    app = replay(tmp_path / "s.db", "plain")
     async with showing(app, "TOKEN 1/", size=WIDE, notifications=True) as pilot:
-        await pilot.press("s")
-        if asks:
-            await until_text(pilot, "A picture masks nothing")
-            await press(pilot, "n", "s", then="A picture masks nothing")
-            assert not target.exists()
-            await pilot.press("y")
-        await until(pilot, target.exists)
-    assert "masks" not in target.read_text("utf-8")
+        await press(pilot, "s", then=plain.exists)
+        await app.push_screen(ReplayScreen(app.reader, "telling"))
+        await until_text(pilot, "TOKEN 1/")
+        await press(pilot, "s", then="A picture masks nothing")
+        await press(pilot, "n", "s", then="A picture masks nothing")
+        assert not telling.exists()
+        await press(pilot, "y", then=telling.exists)
+    assert "masks" not in plain.read_text("utf-8") + telling.read_text("utf-8")
 
 
 def test_a_picture_of_a_secret_needs_a_flag(cli: Cli) -> None:
@@ -536,40 +503,6 @@ def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
     view = make_view(episode, TokenTexts(words.json()))
     assert dict(token_numbers(view, 60))["trained"] == "no: an evaluation"
     assert "sampled" in turn_lines(view, 2)[3].plain
-
-
-def test_forms_make_the_lines_that_are_checked() -> None:
-    fields = {
-        "filter": "-tag:seen",
-        "task": "calc/*",
-        "step": "3..9",
-        "text": "two words",
-        "flag": "",
-    }
-    text = filter_text(fields)
-    assert text == '-tag:seen task:calc/* step:3..9 text:"two words"' and compile_filter(text)
-    line = whatif_text({"turn": "2", "n": "4", "T": "0.7", "seed": "", "model": "a@best"})
-    assert line == "turn=2 n=4 T=0.7 model=a@best"
-
-
-@pytest.mark.parametrize(
-    ("theme", "colours", "answer", "light"),
-    [
-        ("light", None, b"", True),
-        ("dark", "0;15", b"", False),
-        ("auto", "0;default;15", b"", True),
-        ("auto", "15;0", b"", False),
-        ("", None, b"\x1b]11;rgb:ffff/fafa/f0f0\x1b\\\x1b[?62;22c", True),
-        ("", None, b"\x1b]11;rgb:ff/ff/ff\x07", True),
-        ("", None, b"\x1b]11;rgb:1010/1010/1414\x1b\\", False),
-        ("", None, b"\x1b[?62c", False),
-    ],
-)
-def test_the_light_theme_follows_the_terminal(
-    theme: Any, colours: str | None, answer: bytes, light: bool
-) -> None:
-    environment = {"COLORFGBG": colours} if colours else {}
-    assert (is_light(theme, environment) if theme else light_background(answer)) is light
 
 
 def test_a_light_theme_inverts_colours() -> None:

@@ -44,34 +44,6 @@ Make = Callable[[Reader], Screen[Any]]
 Event = dict[str, Any]
 
 
-def fill_still(path: Path) -> None:
-    """The invented run and a small earlier one, finished, every time of day the same."""
-    demo.fill(path)
-    with Store.open(path) as store:
-        store.runs.add(
-            RunRow(
-                "run6",
-                "grpo-06",
-                model="tiny",
-                pack="calc-task",
-                status="finished",
-                total_steps=400,
-            )
-        )
-        for step in range(1, 41):
-            store.runs.add_step("run6", step, {"reward": 0.3})
-        store.runs.update("run7", status="finished")
-    with closing(sqlite3.connect(path)) as conn, conn:
-        conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
-        conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
-        conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))
-        conn.execute("UPDATE runs SET started=?, ended=?", (1.7e9, STOOD))
-        conn.execute("UPDATE runs SET started=started - 9000, ended=ended - 9000 WHERE id='run6'")
-        for table in ("logs", "alerts", "evals", "checkpoints"):
-            conn.execute(f"UPDATE {table} SET at=?", (STOOD,))
-    conn.close()
-
-
 class Scripted(ChatClient):
     """A child process with a list of events; `stays`: it stays alive after the last one."""
 
@@ -269,10 +241,34 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The invented run and a small earlier one, finished, every time of day the same."""
     folder = tmp_path_factory.mktemp("shots") / "project" / "runs"
     folder.mkdir(parents=True)
     path = folder / "agentrl.db"
-    fill_still(path)
+    demo.fill(path)
+    with Store.open(path) as store:
+        store.runs.add(
+            RunRow(
+                "run6",
+                "grpo-06",
+                model="tiny",
+                pack="calc-task",
+                status="finished",
+                total_steps=400,
+            )
+        )
+        for step in range(1, 41):
+            store.runs.add_step("run6", step, {"reward": 0.3})
+        store.runs.update("run7", status="finished")
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
+        conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
+        conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))
+        conn.execute("UPDATE runs SET started=?, ended=?", (1.7e9, STOOD))
+        conn.execute("UPDATE runs SET started=started - 9000, ended=ended - 9000 WHERE id='run6'")
+        for table in ("logs", "alerts", "evals", "checkpoints"):
+            conn.execute(f"UPDATE {table} SET at=?", (STOOD,))
+    conn.close()
     return path
 
 
@@ -297,21 +293,24 @@ def shot(app: App[Any]) -> str:
     return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
 
 
-SMALL = (
-    "runs",
-    "episodes",
-    "replay",
-    "versus",
-    "compare",
-    "watch",
-    "watch-charts",
-    "watch-groups",
-    "chat",
-    "whatif",
-)
 SIZES = {
     (120, 40): tuple(SCREENS),
-    (80, 24): (*SMALL, "dialog-whatif", "watch-help"),
+    (80, 24): (
+        *(
+            "runs",
+            "episodes",
+            "replay",
+            "versus",
+            "compare",
+            "watch",
+            "watch-charts",
+            "watch-groups",
+            "chat",
+            "whatif",
+        ),
+        "dialog-whatif",
+        "watch-help",
+    ),
     (160, 50): ("watch",),
 }
 # By the first word of a screen's name the text that it shows before its keys are pressed.

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,24 @@ from rich.cells import cell_len
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.store import RunRow
+from agentrl_cli.store.filters import compile_filter
+from agentrl_cli.tui.app import is_light, light_background
 from agentrl_cli.tui.chat.view import LINES
 from agentrl_cli.tui.common import charts, episode_view
+from agentrl_cli.tui.common.episode_list import filter_text
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
-from agentrl_cli.tui.common.text import clip, keep_end, pad, wrap
+from agentrl_cli.tui.common.plain_text import align_rows, fit_columns
+from agentrl_cli.tui.common.text import clip, keep_end, pad, quote, wrap
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
+from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
 from agentrl_cli.tui.replay import inspector
+from agentrl_cli.tui.replay.menus import whatif_text
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.tui.whatif.view import reward_lines
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, TrainSignals, Turn
+from tests.helpers import trees
 from tests.helpers import tui_demo as demo
 from tests.helpers.processes import run_code
 
@@ -98,12 +106,6 @@ def test_a_negative_weight_on_a_token_that_was_not_sampled_stands_out() -> None:
     assert any("mask bug: weight on 1" in text for _, text in view.reasons)
 
 
-def test_map_keeps_a_lone_trained_token() -> None:
-    classes = np.zeros(1000, np.int8)
-    classes[503] = 3
-    assert map_line(classes, 7, 50) == [*[0] * 25, 3, *[0] * 24]
-
-
 def view_of(text: str, width: int, **options: Any) -> Layout:
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
@@ -116,11 +118,11 @@ def view_of(text: str, width: int, **options: Any) -> Layout:
 @pytest.mark.parametrize("width", [8, 13, 40])
 def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> None:
     layout = view_of("def f(x):\n\treturn x\n\n日本語日本語 <tool_response> the end", width)
-    spans = [(a, b) for kind, a, b in layout.lines if kind == Kind.TEXT]
-    pieces = [piece for a, b in spans for piece in range(a, b)]
+    lines = [(a, b) for kind, a, b in layout.lines if kind == Kind.TEXT]
+    pieces = [piece for a, b in lines for piece in range(a, b)]
     assert pieces == list(range(len(layout.piece_token)))
     assert set(layout.piece_token) == set(range(len(layout.view.tokens)))
-    assert all(sum(layout.piece_cells[a:b]) <= width for a, b in spans)
+    assert all(sum(layout.piece_cells[a:b]) <= width for a, b in lines)
     for token in range(len(layout.view.tokens)):
         assert layout.token_at(layout.line_of(token), layout.cell_of(token)) == token
 
@@ -132,14 +134,6 @@ def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
         ("tokens", 3, 5),
         ("tool", 5, 8),
     ]
-    assert episode_view.blocks_of([], 0) == ()
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "at"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([1], [1], None)]
-)
-def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
-    assert episode_view.first_difference(np.asarray(a, np.int32), np.asarray(b, np.int32)) == at
 
 
 def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
@@ -151,11 +145,6 @@ def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
         "│ print(a)",
     ]
     assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
-
-
-def glyphs(name: str, tokens: Tokens, given: TrainSignals | None) -> str:
-    layer = LAYERS[name]
-    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +169,9 @@ def glyphs(name: str, tokens: Tokens, given: TrainSignals | None) -> str:
 def test_layers_tell_direction_strength_clipping_and_what_may_train(
     layer: str, origin: list[int], arrays: dict[str, list[float]], shown: str
 ) -> None:
-    assert glyphs(layer, model_tokens(origin), signals(len(origin), **arrays)) == shown
+    levels = LAYERS[layer].levels
+    found = LAYERS[layer].classify(model_tokens(origin), signals(len(origin), **arrays), 0)
+    assert "".join(levels[level].glyph for level in found) == shown
 
 
 def test_glyph_rows_and_folds_are_as_asked() -> None:
@@ -192,7 +183,6 @@ def test_glyph_rows_and_folds_are_as_asked() -> None:
     layout = view_of("a\nb", 20, glyphs="none")
     near = {(0, 1): 1, (1, 1): 2, (2, -1): 1, (9, -1): 2}
     assert {place: layout.text_line_near(*place) for place in near} == near
-    assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
 
 
 def test_every_curve_has_a_title_and_a_run_s_next_step_is_whole_or_left_out() -> None:
@@ -204,11 +194,104 @@ def test_every_curve_has_a_title_and_a_run_s_next_step_is_whole_or_left_out() ->
     assert all(head or not text for text, head in zip(shown, heads, strict=True))
 
 
-def test_texts_are_cut_and_wrapped_by_the_cells_that_they_take() -> None:
-    assert wrap("请问明天上海的天气怎么样 hello", 10) == ["请问明天上", "海的天气怎", "么样 hello"]
-    assert clip("上海的天气", 6) == "上海 …" and clip("上海的", 6) == "上海的"
-    assert wrap("  one two  three abcdefghij", 7) == ["one two", "three", "abcdefg", "hij"]
-    assert wrap("", 7) == [""] and clip("abcdef", 4) == "abc…" and clip("abcd", 4) == "abcd"
+LONE = np.where(np.arange(1000) == 503, 3, 0).astype(np.int8)
+AT = np.asarray
+FIELDS = {"filter": "-tag:seen", "task": "calc/*", "step": "3..9", "text": "two words", "flag": ""}
+# A function of the screens, what it is given, and its answer.
+PURE: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    (wrap, ("请问明天上海的天气怎么样 hello", 10), ["请问明天上", "海的天气怎", "么样 hello"]),
+    (wrap, ("  one two  three abcdefghij", 7), ["one two", "three", "abcdefg", "hij"]),
+    (wrap, ("", 7), [""]),
+    (clip, ("上海的天气", 6), "上海 …"),
+    (clip, ("上海的", 6), "上海的"),
+    (clip, ("abcdef", 4), "abc…"),
+    (clip, ("abcd", 4), "abcd"),
+    (keep_end, ("商店/乘法-001", 9), "…乘法-001"),
+    (keep_end, ("商店", 4), "商店"),
+    (pad, ("乘法", 6), "乘法  "),
+    (pad, ("long", 2), "long"),
+    (quote, ('a "b"',), '"a \\"b\\""'),
+    (visible, ("a\n\tb\x01",), "a⏎⇥b␀1"),
+    # a lone trained token is kept
+    (map_line, (LONE, 7, 50), [*[0] * 25, 3, *[0] * 24]),
+    (episode_view.first_difference, (AT([1, 2, 3]), AT([1, 9, 3])), 1),
+    (episode_view.first_difference, (AT([1, 2]), AT([1, 2, 3])), 2),
+    (episode_view.first_difference, (AT([1]), AT([1])), None),
+    (episode_view.blocks_of, ([], 0), ()),
+    (charts.sparkline, ([0, 1, 2, math.nan], 4), "▁▅█ "),
+    (charts.counts_line, ([0, 0, 9, -9], 3), "█ ▃"),
+    *(
+        (charts.short, (value,), text)
+        for value, text in (
+            (0.41234, "0.412"),
+            (1234.5, "1,234"),
+            (1e-5, "1e-05"),
+            (math.nan, "-"),
+            (None, "-"),
+        )
+    ),
+    *(
+        (charts.span, (seconds,), text)
+        for seconds, text in ((3.2, "3.2 s"), (37, "37 s"), (720, "12 min"), (10380, "2 h 53"))
+    ),
+    # forms make the lines that are checked
+    (filter_text, (FIELDS,), '-tag:seen task:calc/* step:3..9 text:"two words"'),
+    (lambda fields: bool(compile_filter(filter_text(fields))), (FIELDS,), True),
+    (
+        whatif_text,
+        ({"turn": "2", "n": "4", "T": "0.7", "seed": "", "model": "a@best"},),
+        "turn=2 n=4 T=0.7 model=a@best",
+    ),
+    # the light theme follows the terminal
+    *(
+        (is_light, (theme, {"COLORFGBG": colours} if colours else {}), light)
+        for theme, colours, light in (
+            ("light", "", True),
+            ("dark", "0;15", False),
+            ("auto", "0;default;15", True),
+            ("auto", "15;0", False),
+        )
+    ),
+    *(
+        (light_background, (answer,), light)
+        for answer, light in (
+            (b"\x1b]11;rgb:ffff/fafa/f0f0\x1b\\\x1b[?62;22c", True),
+            (b"\x1b]11;rgb:ff/ff/ff\x07", True),
+            (b"\x1b]11;rgb:1010/1010/1414\x1b\\", False),
+            (b"\x1b[?62c", False),
+        )
+    ),
+    # the tree of turns
+    (fork_depths, (trees.episode(trees.chain()).parents,), [0] * 6),
+    (fork_depths, (trees.episode(trees.fork()).parents,), [0, 0, 0, 0, 1, 1]),
+    (fork_depths, (trees.episode(trees.sub_agent()).parents,), [0, 0, 1, 1, 0, 0]),
+    (
+        lambda one: list(indentation(one).values()),
+        (trees.episode(trees.three_leaves()),),
+        ["", "", "", "", "└", " ", "└"],
+    ),
+    (spans, ([0, 1, 2, 4, 6, 7],), "0-2 4 6-7"),
+    # a narrow terminal loses columns and no id
+    *(
+        (
+            fit_columns,
+            (["id", "run", "task", "tags"], [["1m82d1n8xp7zet", "x" * 30, "t" * 40, None]], *given),
+            kept,
+        )
+        for *given, kept in (
+            (("tags", "run"), 80, ([0, 2], ["tags", "run"])),
+            (("tags", "run"), 10, ([0], ["tags", "run", "task"])),
+            (("tags",), None, ([0, 1, 2, 3], [])),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "wanted"), PURE)
+def test_texts_are_cut_padded_and_shortened_by_the_cells_that_they_take(
+    function: Callable[..., Any], given: tuple[Any, ...], wanted: Any
+) -> None:
+    assert function(*given) == wanted
 
 
 def test_columns_beside_chinese_names_are_straight() -> None:
@@ -227,8 +310,8 @@ def test_columns_beside_chinese_names_are_straight() -> None:
     ):
         ends = {cell_len(line.rpartition("1.25")[0]) for line in lines if "1.25" in line}
         assert len(ends) == 1, lines
-    assert keep_end("商店/乘法-001", 9) == "…乘法-001" and keep_end("商店", 4) == "商店"
-    assert pad("乘法", 6) == "乘法  " and pad("long", 2) == "long"
+    lines = list(align_rows(["name", "steps"], [["数学", 1], ["calc", 22]]))
+    assert lines == ["name  steps", "数学      1", "calc     22"]
 
 
 def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:
@@ -252,9 +335,3 @@ def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:
     ]
     assert "100" in log[1] and "0.01" in log[4]
     assert "-1" in charts.chart("x", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain
-    assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
-    assert charts.counts_line([0, 0, 9, -9], 3) == "█ ▃"
-    short = [charts.short(value) for value in (0.41234, 1234.5, 1e-5, math.nan, None)]
-    assert short == ["0.412", "1,234", "1e-05", "-", "-"]
-    spans = [charts.span(seconds) for seconds in (3.2, 37, 720, 10380)]
-    assert spans == ["3.2 s", "37 s", "12 min", "2 h 53"]
