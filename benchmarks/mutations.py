@@ -59,13 +59,13 @@ MUTATIONS = (
         "inference: a greedy token keeps the log-probability of a sampled one",
         "sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)",
         "sampled = torch.where(greedy, sampled, sampled)",
-        "inference/test_sampler.py inference/test_policy.py",
+        "inference/test_policy.py",
     ),
     Mutation(
         "inference: every token of a turn uses the same random number",
         "r.uniforms[len(r.out) + n] for r, n in given",
         "r.uniforms[0] for r, n in given",
-        "inference/test_sampler.py inference/test_policy.py",
+        "inference/test_policy.py",
     ),
     Mutation(
         "agents: tools are ignored when a message tree is searched",
@@ -155,7 +155,7 @@ MUTATIONS = (
         "trainer: a damaged checkpoint is loaded",
         "if why := damage(folder):",
         "if False and (why := damage(folder)):",
-        "trainer/test_damaged_checkpoints.py",
+        "models/test_checkpoint.py",
     ),
     Mutation(
         "rollout: a forced closing token is trained",
@@ -179,7 +179,7 @@ MUTATIONS = (
         "store: an interrupted training episode keeps no fact",
         "fact=iif(kind='train', ?, fact)",
         "fact=iif(kind='eval', ?, fact)",
-        "store/test_running.py store/test_commits.py store/test_store.py",
+        "store/test_file.py store/test_claims.py store/test_store.py",
     ),
     Mutation(
         "store: the sets of sampled tokens are cut at the wrong places",

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli._version import __version__
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -104,7 +106,7 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
     } <= inside
     assert {name.split("/")[0] for name in inside} == {
         "agentrl_cli",
-        f"agentrl_cli-{version()}.dist-info",
+        f"agentrl_cli-{__version__}.dist-info",
     }
     assert not [name for name in inside if "__pycache__" in name or name.endswith((".db", ".pyc"))]
     assert not [name for name in inside if "tiny_tools" in name], "recipes/ is in the sdist alone"
@@ -119,7 +121,7 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
         and packs.is_relative_to(tmp_path)
         and sandbox.is_relative_to(tmp_path)
     )
-    assert agentrl(python, "--version", cwd=tmp_path) == f"agentrl {version()}\n"
+    assert agentrl(python, "--version", cwd=tmp_path) == f"agentrl {__version__}\n"
     agentrl(python, "init", "echo-task", "mine", "--min-level", "ns", cwd=tmp_path)
     assert (tmp_path / "mine" / "task.py").read_bytes() == (
         ROOT / "tasks" / "echo-task" / "task.py"
@@ -162,9 +164,3 @@ def test_every_dependency_is_pinned_once() -> None:
     wanted = [line for group in groups for line in group]
     bare = {re.split(r"[<>=\[]", line)[0].lower() for line in wanted} - {"agentrl-cli"}
     assert bare <= {name.lower() for name in pins}
-
-
-def version() -> str:
-    found = re.search(r'__version__ = "(.+)"', (ROOT / "agentrl_cli" / "_version.py").read_text())
-    assert found is not None
-    return found[1]

@@ -1,4 +1,7 @@
-"""Every architecture, by every engine: the tokens and log-probabilities of the model's own `generate`."""
+"""Every architecture, by every engine: the tokens and log-probabilities of the model's own `generate`.
+
+Those of every kind of cache are sampled and trained with the numbers of their plain forward, or refused.
+"""
 
 import asyncio
 import logging
@@ -9,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl_cli import Config, Policy
+from agentrl_cli import Config
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference import drafts
 from agentrl_cli.inference.attention import PrefillView, View, explicit_attention, paged_attention
+from agentrl_cli.inference.cached_forward import Abilities, CachedForward
 from agentrl_cli.inference.decode_batch import MEMBERS
 from agentrl_cli.inference.drafts import Drafts
 from agentrl_cli.inference.engine import PagedEngine, Scheduler
@@ -24,6 +28,7 @@ from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.tolerance import logp_difference
 from agentrl_cli.policies.load import make_policy
 from agentrl_cli.types import Generation, Int32, Sampling
+from benchmarks.architectures import build, check, names
 from tests.helpers.local import (
     KINDS,
     VOCAB,
@@ -53,7 +58,6 @@ def test_in_sixteen_bits_a_difference_is_that_of_tokens_that_would_be_drawn() ->
 async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
     policy = await check_against_generate(tiny(kind), runner=ModelRunner)
     assert policy.engine == "paged" and not policy.engine_why
-    assert isinstance(policy, Policy)
     assert (runner_of(policy)._short is None) == (kind in ("gemma2", "gpt-oss"))
     # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
     assert policy.metrics["rollout/prefill_tokens"] < sum(len(ids) for ids in prompts(count=16))
@@ -69,9 +73,9 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     block = BLOCK * 2 * 2 * 2 * dim * 4
     policy = policy_of(model, memory=5 * block)
-    turns = (check_turn(policy, model, ids, 80, f"e{n}") for n, ids in enumerate(prompts()[:4]))
+    turns = (check_turn(policy, model, ids, 48, f"e{n}") for n, ids in enumerate(prompts()[:4]))
     *_, last = await asyncio.gather(*turns)
-    wanted, logps = greedy(model, prompts()[3], 80, None)
+    wanted, logps = greedy(model, prompts()[3], 48, None)
     assert last.ids.tolist() == wanted and abs(last.logp_policy - logps).max() < 1e-4
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5
@@ -88,8 +92,8 @@ async def test_a_changed_layer_is_computed_as_it_is() -> None:
 
 
 async def test_eager_attention_and_fixed_slots() -> None:
-    await check_against_generate(tiny(attn_implementation="eager"))
-    await check_against_generate(tiny(), deterministic=True, slot_length=160)
+    await check_against_generate(tiny(attn_implementation="eager"), count=8)
+    await check_against_generate(tiny(), deterministic=True, slot_length=160, count=8)
     await check_against_generate(tiny("gemma2"), deterministic=True, slot_length=160, count=8)
 
 
@@ -269,12 +273,16 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(
 
 
 def engine_of(policy: Any) -> PagedEngine:
-    assert isinstance(policy._engine, PagedEngine)
-    return policy._engine
+    engine: PagedEngine = policy._engine
+    return engine
 
 
 def runner_of(policy: Any) -> ModelRunner:
     return engine_of(policy).runner
+
+
+def known(policy: LocalPolicy) -> Any:
+    return engine_of(policy).drafts
 
 
 def test_a_pool_counts_users_and_grows_layer_by_layer() -> None:
@@ -293,18 +301,12 @@ def test_a_pool_counts_users_and_grows_layer_by_layer() -> None:
 # --- drafts change no token ---
 
 
-def known(policy: LocalPolicy) -> Drafts:
-    assert isinstance(policy._engine, PagedEngine)
-    assert policy._engine.drafts is not None
-    return policy._engine.drafts
-
-
 async def rounds(policy: LocalPolicy, seed: int, **how: Any) -> list[Generation]:
-    """Two steps of twelve episodes of two turns each, the last of which go on alone; groups of four."""
+    """Two steps of eight episodes of two turns each, the last of which go on alone; groups of four."""
     found = []
     for step in range(2):
         rng = np.random.default_rng(seed)
-        given = [rng.integers(6, VOCAB, 30).tolist() for _ in range(3)]
+        given = [rng.integers(6, VOCAB, 30).tolist() for _ in range(2)]
 
         async def episode(number: int, step: int = step, given: Any = given) -> list[Generation]:
             ids, said = list(given[number // 4]), []
@@ -317,7 +319,7 @@ async def rounds(policy: LocalPolicy, seed: int, **how: Any) -> list[Generation]
             await policy.release(f"{step} {number}")
             return said
 
-        for said in await asyncio.gather(*map(episode, range(12))):
+        for said in await asyncio.gather(*map(episode, range(8))):
             found += said
     return found
 
@@ -406,8 +408,7 @@ def test_a_shared_block_that_is_written_is_copied_first() -> None:
     first, second = sequence("a", seed=1), sequence("b", seed=2)
     assert cache.begin(first) == 0
     write(pool, first.block_table, first.ids, 0)
-    prefix = cache.add_prefix(first.ids[:SHARED])
-    assert prefix is not None
+    prefix: Any = cache.add_prefix(first.ids[:SHARED])
     table = prefix[0].blocks
     write(pool, table, first.ids[:SHARED], prefix[1])
     # The second may use all that it shares, and must not write into the block where it parts.
@@ -467,3 +468,70 @@ async def test_the_youngest_is_preempted_and_the_oldest_never() -> None:
     assert [request.key for request in scheduler.running] == ["0"]
     assert [request.key for request in scheduler.preempted] == ["2", "1"]
     assert scheduler.preemptions == 2 and len(requests[1].block_table) == 2
+
+
+# --- every kind of cache ---
+
+
+# Linear attention, convolutions, state spaces, latents, compression, chunks, positions and heads
+# of their own.
+WAYS = {
+    "Qwen3_5ForCausalLM": ("fallback", "padded"),
+    "Lfm2ForCausalLM": ("fallback", "padded"),
+    "NemotronHForCausalLM": ("fallback", "padded"),
+    "Mamba2ForCausalLM": ("fallback", "padded"),
+    "DeepseekV3ForCausalLM": ("fallback", "packed"),
+    "DeepseekV4ForCausalLM": ("fallback", "padded"),
+    "Llama4ForCausalLM": ("fallback", "padded"),
+    "BartForCausalLM": ("fallback", "padded"),
+    "BertLMHeadModel": ("paged", "whole"),
+    "Gemma3ForCausalLM": ("paged", "packed"),
+    "GptOssForCausalLM": ("paged", "padded"),
+    "CamembertForCausalLM": ("fallback", "whole"),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_numbers_are_those_of_the_plain_forward(name: str) -> None:
+    found = check(name)
+    assert (found["engine"], found["training"]) == WAYS[name]
+    assert found["logp"] < 1e-4 and found["gradient"] < 1e-3
+
+
+REFUSED = ("CpmAntForCausalLM", "XLMWithLMHeadModel")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_causal_decoder_is_refused(name: str) -> None:
+    assert check(name)["refused"].startswith(f"{name} ")
+
+
+@pytest.mark.classes
+@pytest.mark.parametrize("name", [name for name in names() if name not in {*WAYS, *REFUSED}])
+def test_every_other_class_is_computed_or_refused(name: str) -> None:
+    found = check(name)
+    assert "failed" not in found
+    if "refused" in found:
+        assert found["refused"]
+    else:
+        assert found["logp"] < 1e-3 and found.get("gradient", 0.0) < 1e-2 and found["training"]
+
+
+def test_what_a_cache_can_do() -> None:
+    """Found by trying: Mamba does not add several tokens to a state; what compresses its keys is not batched."""
+    found = {
+        name: Abilities.of(CachedForward(build(f"{name}ForCausalLM")))
+        for name in ("Lfm2", "Mamba", "DeepseekV4")
+    }
+    assert found["Lfm2"].extends and found["Lfm2"].pads and not found["Lfm2"].limits
+    assert (
+        not found["Mamba"].extends
+        and found["Mamba"].batches == "any"
+        and not found["Mamba"].columns
+    )
+    assert found["DeepseekV4"].batches == "single" and "one sequence" in found["DeepseekV4"].limits
+
+
+def test_what_looks_ahead_is_refused_when_the_policy_is_made() -> None:
+    with pytest.raises(ModelError, match="not a causal decoder"):
+        LocalPolicy(build("BertLMHeadModel", is_decoder=False), context_length=64, memory=2**24)

@@ -151,7 +151,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "loss.threshold": ({"name": "dppo"}, 1e-6),
     "loss.kl_coef": ({"name": "kl_cov", "fraction": 0.5}, 0.0),
 }
-# Which teacher there is, and what it sees: tests/learning/test_distill.py.
+# Which teacher there is, and what it sees: tests/learning/test_ppo.py.
 TEACHERS = {f"advantage.{key}" for key in ("teacher", "hint", "server_model", "api_key_env")}
 # Keys that decide what is trained on and what it is worth, before any of this.
 ELSEWHERE = {
@@ -300,13 +300,15 @@ def test_the_aggregation_that_is_meant(keys: dict[str, Any], name: str) -> None:
     assert aggregation_name(algo(**keys)) == name and name in AGGREGATIONS
 
 
-def test_what_estimators_need(tmp_path: Path) -> None:
+def test_what_estimators_need_those_of_files_included(start: Any, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "def mine(x):\n    return x\n\n\nmine.needs = 'values'\n\n\ndef odd(x):\n    return x\n\n\nodd.needs = 3\n"
+        "\n\ndef bare(x):\n    return x\n"
     )
     wanted = {"gae": "values", "remax": "baseline", "grpo": "", f"{own}:mine": "values"}
     assert {name: needs(algo(advantage=name)) for name in wanted} == wanted
+    assert Learner(start, config(algo={"advantage": f"{own}:bare"})).estimator.__name__ == "bare"
     with pytest.raises(ConfigError, match="needs '3'"):
         needs(algo(advantage=f"{own}:odd"))
 
@@ -357,7 +359,6 @@ GROUPS: list[list[Episode]] = [
 ]
 BY_REWARD, BY_TURN = [False, True, False, False, False], [False, True, False, True, False]
 ALWAYS = [True, True, True, True, False]
-IN_REWARD = {"kl_coef": 0.1, "kl_in": "reward"}
 NAMES = ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "grpo_passk", "reinforce_pp_baseline")
 
 
@@ -369,7 +370,7 @@ NAMES = ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "grpo_passk", "reinforce
         ("gdpo", {}, [False, True, True, False, False]),
         *((name, {}, BY_TURN) for name in ("turn_returns", "mt_grpo")),
         *((name, {}, ALWAYS) for name in ("gae", "reinforce_pp", "remax")),
-        ("grpo", IN_REWARD, ALWAYS),
+        ("grpo", {"kl_coef": 0.1, "kl_in": "reward"}, ALWAYS),
     ],
 )
 def test_what_counts_as_a_group_with_signal(

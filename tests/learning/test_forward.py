@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl_cli.config.models import LoraConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.learning import forward, fused_forward
-from agentrl_cli.learning import forward as f
 from agentrl_cli.learning.attention import Block, _FlashBlocks, _masked_blocks
-from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.fused_layer import product
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Packed, Rows, Segment, micro_batches, pack, select_segments
@@ -21,13 +18,11 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter
 from benchmarks.architectures import build
 from tests.helpers import local
+from tests.helpers.graph_tape import Mode
 from tests.helpers.train import VOCABULARY
 from tests.learning.test_update import config, episodes
 
 VOCAB = 64
-Mode: Any = TorchDispatchMode  # torch does not say its types
-
-
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "llama": {"attention_bias": True, "tie_word_embeddings": False},
@@ -103,7 +98,7 @@ def assert_same(
     expected = one_at_a_time(model, groups, temperature)
     wanted = gradients(model, *expected)
     packed = pack(groups if share else [[one] for group in groups for one in group])
-    got = f.logprobs(model, packed, temperature=temperature, chunk=7, checkpoint=checkpoint)
+    got = forward.logprobs(model, packed, temperature=temperature, chunk=7, checkpoint=checkpoint)
     for mine, plain in zip((got.logp, got.entropy), expected, strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5, check_dtype=False)
     found = gradients(model, got.logp, got.entropy)
@@ -124,7 +119,7 @@ def test_what_cannot_be_packed_is_padded_and_logged(
 ) -> None:
     model = tiny(kind)
     assert_same(model, batch(), temperature=0.8)
-    f.logprobs(model, pack(batch()))
+    forward.logprobs(model, pack(batch()))
     assert caplog.text.count("episodes are padded") == 1
 
 
@@ -132,7 +127,7 @@ def test_an_unknown_kind_of_layer_is_not_trusted() -> None:
     model = tiny()
     model.config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(ModelError, match="chunked_attention"):
-        f.logprobs(model, pack(batch()))
+        forward.logprobs(model, pack(batch()))
 
 
 def test_temperature_and_checkpointing() -> None:
@@ -140,7 +135,7 @@ def test_temperature_and_checkpointing() -> None:
     assert_same(model, batch(1), temperature=0.7, checkpoint=True)
     assert model.config._attn_implementation == "sdpa"
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    backward(f.logprobs(model.eval(), pack(batch()), checkpoint=True).logp.sum())
+    backward(forward.logprobs(model.eval(), pack(batch()), checkpoint=True).logp.sum())
     assert not any(m.training for m in model.modules())
 
 
@@ -156,7 +151,7 @@ def test_adapter() -> None:
 
 def test_bfloat16_is_as_close_as_its_own_rounding() -> None:
     model = tiny().to(torch.bfloat16)
-    got = f.logprobs(model, pack(batch()))
+    got = forward.logprobs(model, pack(batch()))
     backward(got.logp.sum())
     assert got.logp.dtype == torch.float32
     with torch.no_grad():
@@ -201,7 +196,7 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
 def test_nothing_to_train() -> None:
     packed = pack([[Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))]])
     assert packed.tokens == pack([]).tokens == 0
-    assert f.logprobs(tiny(), packed).logp.shape == (0,)
+    assert forward.logprobs(tiny(), packed).logp.shape == (0,)
 
 
 def test_a_trained_first_token_is_refused() -> None:
@@ -250,9 +245,9 @@ def test_no_tensor_has_the_vocabulary_of_more_tokens_than_a_chunk(frozen: bool) 
     """In both directions; [32, 97] is the head's weight turned round, which no token has a part in."""
     model, packed = tiny(vocab_size=97), pack(batch())
     model.get_output_embeddings().weight.requires_grad_(not frozen)
-    f.way_of(model)  # the trial compares whole logits, once
+    forward.way_of(model)  # the trial compares whole logits, once
     with Shapes() as shapes:
-        out = f.logprobs(model, packed, chunk=7)
+        out = forward.logprobs(model, packed, chunk=7)
         backward(out.logp.sum() + out.entropy.sum())
     wide = {shape for shape in shapes.seen if 97 in shape[1:]} - {(32, 97)}
     assert (7, 97) in wide and len(packed.rows) > 28
@@ -287,9 +282,6 @@ def test_private_operators_of_torch_equal_the_public_ones() -> None:
 
 
 # --- our own forward under an adapter, against that of transformers and peft ---
-
-
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **adapter: Any) -> Any:
@@ -337,7 +329,7 @@ def compare(
                 # the way of models that it does not serve; the two are compared on one model
                 patch.setattr(forward, "fused_states", lambda *given, **more: None)
             model.zero_grad()
-            out = logprobs(model, packed, temperature=0.9, checkpoint=checkpoint)
+            out = forward.logprobs(model, packed, temperature=0.9, checkpoint=checkpoint)
             weight = torch.randn(len(out.logp), generator=torch.Generator().manual_seed(1))
             backward((out.logp * weight).sum() + 0.3 * out.entropy.sum())
             grads = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
@@ -351,7 +343,7 @@ def used(model: Any, packed: Packed) -> bool:
     return fused_forward.fused_states(model.get_base_model(), packed, checkpoint=False) is not None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_numbers_and_gradients_are_the_models_own(
     family: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
@@ -376,10 +368,10 @@ def test_some_projections_and_rslora_and_the_adapter_off(monkeypatch: pytest.Mon
     model, packed = make("qwen3", torch.float64, **some), row()
     compare(model, monkeypatch, 2e-6, 1e-5)
     with torch.no_grad():
-        adapted = logprobs(model, packed).logp
+        adapted = forward.logprobs(model, packed).logp
         with model.disable_adapter():
-            plain = logprobs(model, packed).logp
-            assert torch.equal(plain, logprobs(model.get_base_model(), packed).logp)
+            plain = forward.logprobs(model, packed).logp
+            assert torch.equal(plain, forward.logprobs(model.get_base_model(), packed).logp)
     assert float((plain - adapted).abs().max()) > 1e-3
 
 
@@ -393,7 +385,7 @@ def test_what_it_does_not_know_takes_the_models_own_forward(what: str) -> None:
     if what == "hook":
         model.get_base_model().model.layers[0].register_forward_hook(lambda *given: None)
     assert not used(model, packed)
-    assert torch.isfinite(logprobs(model, packed).logp).all()
+    assert torch.isfinite(forward.logprobs(model, packed).logp).all()
     if what == "dropout":
         model.eval()
         assert used(model, packed)

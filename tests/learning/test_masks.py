@@ -305,21 +305,18 @@ def given(origin: Origin, *ids: int) -> Tokens:
     return Tokens.from_ids(ids, [origin] * len(ids))
 
 
-def three() -> list[Episode]:
+def padded() -> Any:
     tool = Tokens.concat(
         [given(Origin.USER, 1, 2), sampled(3, 4), given(Origin.TOOL, 5), sampled(6)]
     )
     plain = Tokens.concat([given(Origin.USER, 7, 8, 9), sampled(10)])
     forced = Tokens.concat([given(Origin.USER, 11), sampled(12), given(Origin.FORCED, 13)])
-    return [
+    episodes = [
         Episode(id=f"e{i}", task_id="t", tokens=tokens, reward_parts=(RewardPart("x", float(i)),))
         for i, tokens in enumerate((tool, plain, forced))
     ]
-
-
-def padded() -> Any:
     gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
-    return Batch.from_episodes(three(), advantages=gains, pad_id=PAD)
+    return Batch.from_episodes(episodes, advantages=gains, pad_id=PAD)
 
 
 def test_layout_by_hand() -> None:

@@ -1,4 +1,7 @@
-"""Adapters train, resume, merge and fit one model alone; offloaded state gives AdamW numbers; QLoRA refuses."""
+"""Adapters train, resume, merge and fit one model alone; offloaded state gives AdamW numbers; QLoRA refuses.
+
+QLoRA on a CPU: a base in 4 or 8 bits, sampled, trained under an adapter, saved and resumed.
+"""
 
 import copy
 import json
@@ -33,7 +36,7 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.reports.model_card import model_card
 from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.cli import Cli
-from tests.helpers.train import after_training, write_model, write_tokenizer
+from tests.helpers.train import after_training, trainer_of, write_model, write_tokenizer
 
 
 async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path) -> None:
@@ -167,20 +170,9 @@ def test_muon_steps_as_torchs_does_but_for_its_bfloat16(match_rms: bool) -> None
     again.step()
 
 
-def test_what_needs_a_gpu_or_a_package_is_refused(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_in_8_bits_need_a_gpu() -> None:
     with pytest.raises(EnvironmentProblem, match="adamw8bit needs a GPU"):
         make_optimizer(small(), settings(optimizer="adamw8bit"))
-    base: dict[str, Any] = {"model": {"name": str(model), "device": "cpu", "quantization": "4bit"}}
-    with pytest.raises(ConfigError, match="cannot be trained themselves"):
-        load_policy(None, Config.model_validate(base), base=model, trainable=True)
-    monkeypatch.setattr(
-        quantise, "find_spec", lambda name: None
-    )  # bitsandbytes may be installed here
-    with pytest.raises(EnvironmentProblem, match="quantization=8bit needs bitsandbytes") as caught:
-        quantise.quantization("8bit", torch.device("cuda"), torch.bfloat16)
-    assert "agentrl-cli[quant]" in (caught.value.hint or "")
 
 
 def test_what_transformers_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,29 +264,6 @@ def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(
     load_policy(None, Config.model_validate(given), base=tmp_path, trainable=True)
 
 
-def unusable(folder: Path, kind: str) -> Path:
-    given: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    changes: dict[str, dict[str, Any]] = {
-        "awq": {"quantization_config": {"quant_method": "awq", "bits": 4}},
-        "encoder": {"architectures": ["BertForMaskedLM"]},
-        "encoder-decoder": {"is_encoder_decoder": True},
-        "unknown": {"model_type": "unheard_of", "architectures": ["UnheardOfForCausalLM"]},
-    }
-    (folder / "config.json").write_text(json.dumps(given | changes.get(kind, {})))
-    if kind == "pointer":
-        (folder / "model.safetensors").write_text(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-        )
-    if kind == "cut":
-        (folder / "model.safetensors").write_bytes(
-            (folder / "model.safetensors").read_bytes()[:2000]
-        )
-    if kind == "gguf":
-        (folder / "model.safetensors").rename(folder / "model-Q4.gguf")
-        (folder / "config.json").unlink()
-    return folder
-
-
 @pytest.mark.parametrize(
     ("kind", "said", "do"),
     [
@@ -310,7 +279,22 @@ def unusable(folder: Path, kind: str) -> Path:
 def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(
     source: Path, tmp_path: Path, kind: str, said: str, do: str
 ) -> None:
-    folder = unusable(Path(shutil.copytree(source, tmp_path / kind)), kind)
+    folder = Path(shutil.copytree(source, tmp_path / kind))
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    changes: dict[str, dict[str, Any]] = {
+        "awq": {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        "encoder": {"architectures": ["BertForMaskedLM"]},
+        "encoder-decoder": {"is_encoder_decoder": True},
+        "unknown": {"model_type": "unheard_of", "architectures": ["UnheardOfForCausalLM"]},
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes.get(kind, {})))
+    if kind == "pointer":
+        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    if kind == "cut":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    if kind == "gguf":
+        weights.rename(folder / "model-Q4.gguf")
+        config.unlink()
     with pytest.raises(ModelError, match=said) as error:
         load_model(model_folder(str(folder), Config().model, base=tmp_path), CONFIG, base=tmp_path)
     assert do in error.value.hint
@@ -515,3 +499,41 @@ def test_dropout_is_found_in_modules_and_in_settings(
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Dropout(share))
     model.config = config and SimpleNamespace(**config)
     assert has_dropout(model) is draws
+
+
+# --- a base in few bits ---
+
+
+@pytest.mark.filterwarnings("ignore")  # bitsandbytes' own, on this torch
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+async def test_a_base_in_few_bits_is_trained_under_an_adapter(tmp_path: Path, bits: str) -> None:
+    why = "QLoRA needs bitsandbytes 0.46 (the extra quant)"
+    pytest.importorskip("bitsandbytes", minversion="0.46", reason=why)
+    folder = write_model(
+        tmp_path / "model", hidden=64, head_dim=32
+    )  # what the kernels for CPUs take
+    sections: dict[str, Any] = {
+        "model": {"quantization": bits},
+        "adapter": {"enabled": True, "r": 2},
+    }
+    async with trainer_of(tmp_path / "project", folder, **sections) as trainer:
+        model = trainer.loaded.model
+        kinds = {type(p).__name__ for p in model.parameters()}
+        assert {"4bit": "Params4bit", "8bit": "Int8Params"}[bits] in kinds
+        trained = {
+            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
+        }
+        frozen = {
+            name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad
+        }
+        assert trained and all("lora" in name for name in trained)
+        run = await trainer.train()
+        assert (run.status, run.step) == ("finished", 2)
+        now = dict(model.named_parameters())
+        assert any(not torch.equal(now[name], was) for name, was in trained.items())
+        if bits == "8bit":  # 4 bits are laid out for the processor when they are first used
+            assert all(torch.equal(now[name], was) for name, was in frozen.items())
+    async with trainer_of(
+        tmp_path / "project", folder, run=run, train={"steps": 3}, **sections
+    ) as trainer:
+        assert (await trainer.train()).step == 3

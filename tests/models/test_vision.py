@@ -39,6 +39,7 @@ from agentrl_cli.tui.common.layout import result_notes
 from agentrl_cli.tui.common.reader import load_view, token_texts
 from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, ToolResult
 from agentrl_cli.types.content import content_text, data_uri
+from tests.helpers.chat import call
 from tests.helpers.cli import Cli
 from tests.helpers.local import policy_of, tiny
 from tests.helpers.session import open_chat
@@ -65,11 +66,6 @@ def look(number: int) -> ToolResult:
         number: Which.
     """
     return ToolResult(f"picture {number}", images=(RED, BLUE)[number : number + 1])
-
-
-def call(*numbers: int) -> str:
-    said = [json.dumps({"name": "look", "arguments": {"number": n}}) for n in numbers]
-    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in said)
 
 
 PACK = Pack.of(
@@ -104,8 +100,7 @@ class Directed:
 def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
     """[n, vocabulary] log-probabilities by the model's own forward over everything at once, its processor's pixels."""
     given = torch.tensor([list(ids)])
-    reader = reader_of(model)
-    assert reader is not None
+    reader: Any = reader_of(model)
     base = getattr(model, "get_base_model", lambda: model)()
     base.model.rope_deltas = None
     pixels: dict[str, Any] = {}
@@ -128,8 +123,9 @@ def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
 
 def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) -> None:
     loaded = load_policy(str(folder), Config(), base=folder)
-    chat, reader = loaded.chat, reader_of(loaded.model)
-    assert chat.images is not None and reader is not None and chat.shows_images
+    chat: Any = loaded.chat
+    reader: Any = reader_of(loaded.model)
+    assert chat.shows_images
     assert reader.measure(RED) == (24, 16, 6, ()) and reader.measure(BLUE) == (32, 32, 16, ())
     from transformers import Qwen2VLProcessor
 
@@ -241,11 +237,10 @@ async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_th
         part, '{%- if part.type == "image" and message.role == "tool" %}{%- elif' + part[6:]
     )
     tokenizer = ByteTokenizer(template, control=CONTROL)
-    token = tokenizer.id_of("<|image_pad|>")
-    assert token is not None
+    token: Any = tokenizer.id_of("<|image_pad|>")
     chat = Chat(tokenizer, images=Images(token, lambda data: (1, 1, 3, ())))
     assert chat.reads_images and not chat.shows_images
-    policy = ScriptedPolicy([call(0), "a door"], tokenizer)
+    policy = ScriptedPolicy([call("look", number=0), "a door"], tokenizer)
     rollout = Rollout(
         policy, chat, {"look": PACK}, Config.model_validate({"rollout": {"max_tokens": 4000}})
     )
@@ -303,17 +298,16 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
         {"id": "c", "prompt": "Nothing to see."},
     ]
     pack = Pack.of("look", rows, [Reward("r", lambda e, c: 1.0)], tools=[look])
-    directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
+    directed: Any = Directed(loaded.policy, loaded.chat, [call("look", number=0)])
     rollout = Rollout(directed, loaded.chat, {"look": pack}, config)
     tasks = pack.tasks("train")
     made = await rollout.run(
         [Job(t, seed=n, sample=n, group_id=t.id) for t in tasks for n in range(2)]
     )
     shown = {"a": (RED, BLUE), "b": (BLUE, RED, BLUE), "c": ()}
+    reader: Any = reader_of(loaded.model)
     for episode in made:
         assert episode.images == (*shown[episode.task_id.removeprefix("look/")], RED), episode.error
-        reader = reader_of(loaded.model)
-        assert reader is not None
         assert (episode.tokens.ids == reader.token).sum() == sum(
             reader.measure(i)[2] for i in episode.images
         )
@@ -348,8 +342,8 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
 @pytest.mark.parametrize("family", ["Qwen3-VL", "Gemma 3", "SmolVLM"])
 def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) -> None:
     loaded = load_policy(str(vision_folder(tmp_path, family)), Config(), base=tmp_path)
-    chat, reader = loaded.chat, reader_of(loaded.model)
-    assert reader is not None
+    chat = loaded.chat
+    reader: Any = reader_of(loaded.model)
     user = {
         "role": "user",
         "content": [{"type": "image", "image": BLUE}, {"type": "text", "text": "<image> is text"}],
@@ -520,7 +514,7 @@ def test_pictures_are_kept_once_and_shown(
 
 async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
     loaded = load_policy(str(folder), Config(), base=folder)
-    directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
+    directed: Any = Directed(loaded.policy, loaded.chat, [call("look", number=0)])
     session, _ = open_chat(directed, ToolEnv([as_tool(look)]), chat=loaded.chat)
     await session.begin()
     await session.user("Look.")
@@ -547,8 +541,7 @@ async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
 
 async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     loaded = load_policy(str(folder), Config(), base=folder)
-    reader = reader_of(loaded.model)
-    assert reader is not None
+    reader: Any = reader_of(loaded.model)
     for bad in (b"", b"no image", RED[:40]):
         with pytest.raises(EnvError, match="cannot be read"):
             reader.measure(bad)
@@ -595,7 +588,7 @@ async def test_a_template_that_drops_pictures_is_reported(
     for template in (dropping, None):  # the second one cannot join a list to a text
         chat = Chat(ByteTokenizer(template), images=images)
         assert not chat.shows_images
-        policy = ScriptedPolicy([call(0), "a door"], chat.tokenizer)
+        policy = ScriptedPolicy([call("look", number=0), "a door"], chat.tokenizer)
         config = Config.model_validate({"rollout": {"max_tokens": 4000}})
         episode = await Rollout(policy, chat, {"look": PACK}, config).episode(
             Job(PACK.tasks("train")[0], 1)

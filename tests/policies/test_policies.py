@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli import Config, Policy, ScriptedPolicy, Store
+from agentrl_cli import Config, ScriptedPolicy, Store
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
@@ -22,6 +21,7 @@ from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play
 from tests.helpers.chat import BYTES, CHAT
+from tests.helpers.processes import free_port
 from tests.helpers.remote import server, silent
 from tests.helpers.session import what_if
 from tests.helpers.train import after_training, episodes_of, trainer_of, write_project
@@ -58,7 +58,6 @@ async def test_a_scripted_turn_and_its_limits(replies: Any, how: dict[str, Any],
 
 async def test_scripted_goes_through_its_texts_per_episode() -> None:
     policy = ScriptedPolicy(["one", "two"], BYTES)
-    assert isinstance(policy, Policy)
 
     async def said(key: str) -> str:
         return BYTES.decode((await policy.generate(key, PROMPT, Sampling())).ids[:-1])
@@ -92,7 +91,6 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
 
     async with server(handler) as url:
         policy = OpenAIPolicy(url, "m", chat)
-        assert isinstance(policy, Policy)
         with pytest.raises(ModelError, match="returns text"):
             require_trainable(policy)
         said = await policy.generate("a", PROMPT, Sampling())
@@ -135,8 +133,7 @@ async def test_openai_text_obeys_every_setting_or_refuses_it() -> None:
         for mode in ("completions", "chat"):
             policy = OpenAIPolicy(url, "m", CHAT, mode=mode)
             policy.observe("a", [{"role": "user", "content": "hi"}], [{"type": "function"}])
-            marker = BYTES.id_of("<tool_call>")
-            assert marker is not None
+            marker: Any = BYTES.id_of("<tool_call>")
             await policy.generate("a", PROMPT, Sampling(bad_ids=(marker,)))
             assert bodies[-1].get("tool_choice") == (None if mode == "completions" else "none")
             assert bodies[-1].get("stop", [])[:1] == ["<tool_call>"] * (mode == "completions")
@@ -391,12 +388,6 @@ def spoil(store: Any, episode: Any, field: str) -> None:
 # --- servers that are not there, or fall silent ---
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def remote(url: str) -> list[str]:
     said = ("remote.backend=openai", f"remote.url={url}", "remote.model=m")
     return [word for text in said for word in ("--set", text)]
@@ -409,24 +400,19 @@ async def chat(url: str, db: Path) -> list[dict[str, Any]]:
     return events
 
 
-async def test_no_process_listens(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/v1"
-    (event,) = await chat(url, tmp_path / "c.db")
-    assert (
-        event["ev"] == "fatal"
-        and event["message"] == f"{url} cannot be reached: Connection refused."
-    )
-    assert "remote.url" in event["hint"] and "--model tiny" in event["hint"]
-
-
-async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
-    async with silent() as (url, *_):
-        (event,) = await chat(url, tmp_path / "c.db")
-    assert (
-        event["ev"] == "fatal"
-        and event["message"] == f"{url} cannot be reached: no answer for 4 s."
-    )
-    assert "loading its model" in event["hint"]
+async def test_a_server_that_is_not_there_or_never_answers(tmp_path: Path) -> None:
+    async with silent() as (mute, *_):
+        for url, why, hints in (
+            (
+                f"http://127.0.0.1:{free_port()}/v1",
+                "Connection refused.",
+                ("remote.url", "--model tiny"),
+            ),
+            (mute, "no answer for 4 s.", ("loading its model",)),
+        ):
+            (event,) = await chat(url, tmp_path / "c.db")
+            assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: {why}"
+            assert all(hint in event["hint"] for hint in hints)
 
 
 async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> None:
@@ -439,7 +425,7 @@ async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> N
 async def test_a_what_if_with_a_server_that_is_not_there(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "12"], {})
-    config = {"remote": {"backend": "openai", "url": f"http://127.0.0.1:{closed_port()}/v1"}}
+    config = {"remote": {"backend": "openai", "url": f"http://127.0.0.1:{free_port()}/v1"}}
     (tmp_path / "agentrl.yaml").write_text(json.dumps(config))
     code, events = await what_if(db, episode, "--turn", "2", "--project", str(tmp_path))
     assert code and events[-1]["ev"] == "fatal" and "Connection refused" in events[-1]["message"]

@@ -27,7 +27,6 @@ from agentrl_cli.types import Episode, Outcome, Sampling, Turn
 from tests.helpers.train import (
     TASK_PY,
     after_training,
-    as_bytes,
     episodes_of,
     trainer_of,
     write_pack,
@@ -72,7 +71,8 @@ async def test_no_forward_sees_half_updated_weights(model: Path, adapter: bool) 
     With a twin of the model, and with a second adapter on the same base.
     """
     torch.manual_seed(1)
-    trained = loaded(model, adapter)
+    base = load_model(model, ModelConfig(dtype="float32"), base=model)
+    trained: Any = add_adapter(base, LoraConfig(r=2), model) if adapter else base
     sampler = twin(trained)
     for ours, theirs in zip(trained.parameters(), sampler.parameters(), strict=True):
         assert (ours is theirs) == (not ours.requires_grad) and not theirs.requires_grad
@@ -112,29 +112,11 @@ async def test_no_forward_sees_half_updated_weights(model: Path, adapter: bool) 
     assert max(others) > 1e-2, "the versions do not differ, so this proves nothing"
 
 
-def loaded(model: Path, adapter: bool) -> Any:
-    base = load_model(model, ModelConfig(dtype="float32"), base=model)
-    return add_adapter(base, LoraConfig(r=2), model) if adapter else base
-
-
 def shift(model: Any) -> None:
     with torch.no_grad():
         for weights in model.parameters():
             if weights.requires_grad:
                 weights.add_(0.2 * torch.randn_like(weights))
-
-
-async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
-    tmp_path: Path, model: Path
-) -> None:
-    given: dict[str, Any] = {"deterministic": True, "train": {"steps": 3}}
-    async with after_training(tmp_path, model, **given) as (trainer, _):
-        assert isinstance(trainer.policy, LocalPolicy) and trainer.policy.source is None
-        wanted = as_bytes(trainer.loaded.model.state_dict())
-    async with trainer_of(tmp_path, model, **given) as trainer:
-        for step in range(3):
-            await trainer.learn(await trainer.collector.sample(step), step)
-        assert as_bytes(trainer.loaded.model.state_dict()) == wanted
 
 
 async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
@@ -157,7 +139,7 @@ async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
     assert versions <= {str(model), *(f"{run.name}@{step}" for step in range(1, 4))}
 
 
-@pytest.mark.parametrize(("staleness", "expected"), [(0, 8), (1, 16), (2, 24)])
+@pytest.mark.parametrize(("staleness", "expected"), [(0, 8), (2, 24)])
 async def test_the_next_step_begins_before_the_update_is_done(
     tmp_path: Path, model: Path, staleness: int, expected: int
 ) -> None:
@@ -247,11 +229,13 @@ def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) ->
         Config.model_validate({"rollout": {"async_staleness": 1}, "deterministic": True})
 
 
-def test_a_training_ahead_samples_from_a_twin(model: Path) -> None:
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_training_ahead_alone_samples_from_a_twin(model: Path, staleness: int) -> None:
     named = {"name": str(model), "dtype": "bfloat16"}
-    settings = Config.model_validate({"model": named, "rollout": {"async_staleness": 1}})
+    settings = Config.model_validate({"model": named, "rollout": {"async_staleness": staleness}})
     policy: Any = load_policy(None, settings, base=model, trainable=True).policy
-    assert policy.engine == "paged" and next(policy.source.parameters()).dtype == torch.bfloat16
+    assert policy.engine == "paged" and (policy.source is not None) == bool(staleness)
+    assert next((policy.source or policy.model).parameters()).dtype == torch.bfloat16
     asyncio.run(policy.close())
 
 

@@ -48,13 +48,13 @@ from tests.helpers.trees import episode, three_leaves
 
 SMALL = Recipe(
     packs={"echo-task": 1.0},
-    steps=6,
+    steps=3,
     rows=4,
     lr=3e-3,
     muon_lr=0.02,
     drills=2,
     vocabulary=320,
-    texts=150,
+    texts=60,
     architecture={
         "hidden_size": 16,
         "num_hidden_layers": 1,

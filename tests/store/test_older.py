@@ -1,5 +1,12 @@
-"""Stores of an older schema, in use or not: read as they are, migrated by writers alone; copies and missing locks."""
+"""Stores of an older schema, in use or not: read as they are, migrated by writers alone; copies and missing locks.
 
+A project that was moved, copied or renamed works, and a copy never touches the original's files.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import io
 import json
 import platform
 import shutil
@@ -13,6 +20,9 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.chat_session.open import open_policy
+from agentrl_cli.chat_session.whatif import run as what_if
+from agentrl_cli.config import Config, inside
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import _seconds, start_of
@@ -21,6 +31,7 @@ from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import MIGRATIONS, SCHEMA_VERSION
 from agentrl_cli.types import Episode, Outcome, RewardPart, Task, Tokens, ToolCall, Turn
 from tests.helpers.cli import Cli
+from tests.helpers.train import spawn_code, spawn_well, write_model, write_pack, write_project
 
 RUN = (
     "INSERT INTO runs (id, name, kind, status, model, pack, seed, step, total_steps, tokenizer, dir, pid, host,"
@@ -42,27 +53,29 @@ def old_store(path: Path, schema: int, pid: int = 2**22 + 1, heartbeat: float = 
         conn.execute("PRAGMA journal_mode=WAL")
         migrate(conn, MIGRATIONS[:schema])
         keyed = schema >= SCHEMA_VERSION
-        conn.execute("INSERT INTO tokenizers VALUES ('h', x'', '', '{}')")
-        conn.execute(
-            RUN.format(tokenizer="NULL" if keyed else "''"), (pid, platform.node(), heartbeat)
-        )
+        run = (pid, platform.node(), heartbeat)
+        conn.execute(RUN.format(tokenizer="NULL" if keyed else "''"), run)
         if schema >= 8:
             conn.execute("UPDATE runs SET claim='train'")
-        task = "INSERT INTO tasks VALUES ('p', ?, '', 'train', '[]', '{}', ?)"
-        conn.executemany(task, [("t", None), ("bare", "[]")])
-        conn.execute(
-            "INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1)"
+        conn.executescript(
+            """
+            INSERT INTO tokenizers VALUES ('h', x'', '', '{}');
+            INSERT INTO tasks VALUES ('p', 't', '', 'train', '[]', '{}', NULL);
+            INSERT INTO tasks VALUES ('p', 'bare', '', 'train', '[]', '{}', '[]');
+            INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1);
+            INSERT INTO alerts (run_id, at, level, name, text) VALUES ('r', 1, 'warn', 'odd', 'text');
+            """
         )
         conn.execute(EPISODE, (1.0, "solved", "t", "good", "g", "h"))
         conn.execute(EPISODE, (None if schema >= 10 else 0.0, "timeout", "bare", "late", "g", "h"))
-        conn.execute("""UPDATE episodes SET flags='["NOTOOL","LOOP"]'""")
-        conn.execute("INSERT INTO reward_parts (episode_id, idx, name, value, weight, is_primary, detail)"
-                     " VALUES ('good', 0, 'r', 1.0, 1.0, 1, '')")  # fmt: skip
-        message = json.dumps([{"role": "user", "content": "x"}])
-        conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
-                     "messages) VALUES (?, 0, ?, 0, 0, ?, 1, 1, ?)", ("good", "user", "", message))  # fmt: skip
-        conn.execute(
-            "INSERT INTO alerts (run_id, at, level, name, text) VALUES ('r', 1, 'warn', 'odd', 'text')"
+        conn.executescript(
+            """
+            UPDATE episodes SET flags='["NOTOOL","LOOP"]';
+            INSERT INTO reward_parts (episode_id, idx, name, value, weight, is_primary, detail)
+            VALUES ('good', 0, 'r', 1.0, 1.0, 1, '');
+            INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,messages)
+            VALUES ('good', 0, 'user', 0, 0, '', 1, 1, '[{"role": "user", "content": "x"}]');
+            """
         )
     return path
 
@@ -99,8 +112,9 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
         assert reader.select("SELECT graded, mean FROM v_groups") == [(1, 1.0)]
         assert len(reader.select("SELECT rowid FROM turns")) == 1
     second.close()
-    for command in (["runs"], ["ls"], ["show", "good"], ["replay", "good", "--plain"], ["db", "status"],
-                    ["grep", "x"], ["query", "SELECT claim FROM runs"]):  # fmt: skip
+    commands = (["runs"], ["ls"], ["show", "good"], ["replay", "good", "--plain"], ["db", "status"],
+                ["grep", "x"], ["query", "SELECT claim FROM runs"])  # fmt: skip
+    for command in commands if schema == 1 else commands[:1]:
         cli(*command, "--db", "a.db")
     assert schema_of(path) == schema and path.read_bytes() == before
     with Store.open(path) as writer:  # no process works on it: a writer may migrate
@@ -263,10 +277,9 @@ def test_a_file_system_without_locks_is_reported(tmp_path: Path, command: list[s
     path = tmp_path / "a.db"
     with Store.open(path) as store:
         store.runs.add(RunRow("r", "fox"))
-    words = [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 3 and "backup" not in done.stderr, done.stderr
-    assert "has no file locks" in done.stderr and "local disk" in done.stderr
+    code, said = spawn_code(tmp_path, NO_LOCKS, *command, "--db", str(path))
+    assert code == 3 and "backup" not in said, said
+    assert "has no file locks" in said and "local disk" in said
 
 
 # --- foreign keys ---
@@ -367,8 +380,8 @@ def test_a_kill_during_the_migration_loses_nothing(tmp_path: Path) -> None:
     unkeyed_store(path, 400)
     before = rows(path)
     for ticks in ("400", "1300"):
-        ended = subprocess.run([sys.executable, "-c", KILL, str(path), ticks], check=False)
-        assert ended.returncode == -signal.SIGKILL, "it has to come before the migration ends"
+        code, _ = spawn_code(tmp_path, KILL, str(path), ticks)
+        assert code == -signal.SIGKILL, "it has to come before the migration ends"
         with closing(sqlite3.connect(path)) as conn:
             assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert schema_of(path) in (BEFORE, len(MIGRATIONS))
@@ -418,3 +431,206 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         store.episodes.start(made("late", parent_id="er00").with_(outcome=None))
         assert store.episodes.row("late").parent_id is None, "its parent was deleted while it ran"
         assert store.select("PRAGMA foreign_key_check") == []
+
+
+# --- projects that were moved, copied or renamed ---
+
+
+NAME = "bandit-grpo"
+UNCLAIMED = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every file with its time of change and a hash."""
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def trained_project(folder: Path, **sections: Any) -> Path:
+    project = folder / "before"
+    model = write_model(project / "models" / "base")
+    write_pack(project / "packs" / "bandit")
+    (project / "hook.py").write_text("class Nothing:\n    def on_update(self, metrics): ...\n")
+    write_project(project, model, deterministic=True, train={"steps": 1}, **sections)
+    settings = json.loads((project / "agentrl.yaml").read_text())
+    del settings["model"]["name"]
+    settings["task"] = {"packs": ["packs/bandit"]}
+    (project / "agentrl.yaml").write_text(json.dumps(settings))
+    (project / "task.yaml").unlink()
+    args = ("--model", str(model), "--pack", str(project / "packs" / "bandit"))
+    spawn_well(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
+    return project
+
+
+def texts(db: Path) -> str:
+    tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
+    with contextlib.closing(sqlite3.connect(db)) as conn:
+        rows = [row for table in tables for row in conn.execute(f"SELECT * FROM {table}")]
+    return "\n".join(map(str, rows))
+
+
+def test_a_project_that_was_copied_moved_and_renamed(tmp_path: Path, cli: Cli) -> None:
+    before = trained_project(tmp_path, adapter={"enabled": True, "r": 4})
+    assert str(tmp_path) not in texts(before / "runs" / "agentrl.db")
+    copy, renamed, moved = (tmp_path / name for name in ("copy", "renamed", "far/away/project"))
+    shutil.copytree(before, copy)
+    was = files_of(before)
+    said = spawn_well(copy, "train", "--resume", NAME, "--steps", "2")
+    assert "resumed at step 1" in said and files_of(before) == was, "the original is as it was"
+    (copy / "output.txt").unlink()
+    before.rename(renamed)  # what still reads it now fails
+    moved.parent.mkdir(parents=True)
+    shutil.move(copy, moved)
+    _works(moved, cli)
+    assert files_of(renamed) == was
+    said = spawn_well(renamed, "train", "--resume", "last", "--steps", "2")
+    assert "resumed at step 1" in said
+    _works(renamed, cli)
+    kept, cli.folder = files_of(renamed / "runs" / NAME), moved
+    cli("runs", "delete", NAME, "--yes")
+    assert not (moved / "runs" / NAME).exists() and files_of(renamed / "runs" / NAME) == kept
+
+
+def _works(project: Path, cli: Cli) -> None:
+    """Everything that reads a run, in a project that lies elsewhere than it was trained."""
+    cli.folder, db = project, project / "runs" / "agentrl.db"
+    with Store.open(db, readonly=True) as store:
+        run = store.runs.get(NAME)
+        rows = store.runs.checkpoints(run.id)
+        episode = store.episodes.rows(store.episodes.ids(run=run.id))[0].id
+    assert run.step == 2 and Path(run.dir) == project / "runs" / NAME
+    assert all(Path(row.path).is_dir() and Path(row.path).is_relative_to(project) for row in rows)
+    for command in (
+        ["merge", f"{NAME}@last", str(project / "merged")],
+        ["eval", "--checkpoint", f"{NAME}@last", "--limit", "2", "-k", "1", "--json"],
+        ["compare", NAME, "last"],
+        ["rescore", NAME, "--advantage", "rloo", "--json"],
+        ["replay", episode, "--plain"],
+    ):
+        cli(*command)
+    merged, base = (project / name / "model.safetensors" for name in ("merged", "models/base"))
+    assert merged.read_bytes() != base.read_bytes()
+    with contextlib.chdir(project):
+        config = Config.model_validate({**run.config})
+        policy, _ = open_policy(f"{NAME}@last", config, db, base=project)
+        assert policy.weights_version == f"{NAME}@2", "the step, whatever `last` means later"
+        asyncio.run(policy.close())
+        where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
+        output = io.StringIO()
+        status = asyncio.run(what_if([*where, "--model", f"{NAME}@last"], output))
+    assert status == 0, output.getvalue()
+
+
+def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
+    given = {
+        "model": {"name": f"{tmp_path}/model", "chat_template": "/elsewhere/chat.jinja"},
+        "task": {"packs": [str(tmp_path), f"{tmp_path}/packs/a", "code-task", f"{tmp_path}-2/b"]},
+        "hooks": [f"{tmp_path}/hook.py:Hook", "hook.py:Other"],
+    }
+    config = inside(Config.model_validate(given), tmp_path)
+    assert (config.model.name, config.model.chat.template) == ("./model", "/elsewhere/chat.jinja")
+    assert config.task.packs == [".", "./packs/a", "code-task", f"{tmp_path}-2/b"]
+    assert config.hooks == ["./hook.py:Hook", "hook.py:Other"]
+
+
+# --- old stores ------------------------------------------------------------------------------------------------
+
+
+def store_with_paths(project: Path, lay: Path) -> Path:
+    """A store with absolute paths in the project, made where `lay` was: a run, two checkpoints, one of them outside."""
+    db = project / "runs" / "agentrl.db"
+    (project / "runs" / "fox" / "checkpoints" / "best").mkdir(parents=True)
+    (project / "agentrl.yaml").write_text("seed: 1\n")
+    packs = [f"{lay}/pack", "/other/pack"]
+    config = json.dumps({"model": {"name": f"{lay}/model"}, "task": {"packs": packs}})
+    best, other = f"{lay}/runs/fox/checkpoints/best", "/other/step-000001"
+    with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as conn:
+        migrate(conn, MIGRATIONS[:UNCLAIMED])
+        for sql, values in (
+            (
+                "INSERT INTO runs VALUES ('r', 'fox', 'train', 'running', ?, 'p', 0, 1, 9, '', NULL, NULL, ?, 4194305,"
+                " '', '', '', 1, 0, 1, ?)",
+                (f"{lay}/model", f"{lay}/runs/fox", config),
+            ),
+            ("INSERT INTO checkpoints VALUES (NULL, 'r', 1, 'best', ?, '{}', 1)", (best,)),
+            ("INSERT INTO checkpoints VALUES (NULL, 'r', 1, 'step', ?, '{}', 1)", (other,)),
+            (
+                "INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)",
+                (f"{lay}/model",),
+            ),
+        ):
+            conn.execute(sql, values)
+    return db
+
+
+@pytest.mark.parametrize("case", ["in place", "moved", "copied"])
+def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
+    project = tmp_path / "project"
+    lay = project if case == "in place" else tmp_path / "before"
+    if case == "copied":
+        store_with_paths(lay, lay)
+    db, folder = store_with_paths(project, lay), project / "runs" / "fox"
+    before = texts(db)
+    for readonly in (True, False):  # a reader sees the same
+        with Store.open(db, readonly=readonly) as store:
+            run = store.runs.get("fox")
+            assert (run.dir, run.model) == (str(folder), "./model")
+            packs = {"packs": ["./pack", "/other/pack"]}
+            assert run.config == {"model": {"name": "./model"}, "task": packs}
+            places = [row.path for row in store.runs.checkpoints("r")]
+            assert places == [str(folder / "checkpoints" / "best"), "/other/step-000001"]
+            assert [row.name for row in store.runs.evals("r")] == ["./model"]
+            assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
+        assert not readonly or texts(db) == before, "reading changes nothing"
+    assert str(tmp_path) not in texts(db)
+    with Store.open(db) as store:
+        delete_run(store, run)
+    assert not folder.exists() and (lay / "runs" / "fox").is_dir() is (case == "copied")
+
+
+def test_a_store_that_was_moved_away_from_its_runs_still_finds_them(tmp_path: Path) -> None:
+    lay, alone = tmp_path / "before", tmp_path / "alone.db"
+    store_with_paths(lay, lay).rename(alone)
+    folder = lay / "runs" / "fox"
+    with Store.open(alone) as store:
+        run, best = store.runs.get("fox"), store.runs.checkpoints("r")[0]
+        assert (run.dir, best.path) == (str(folder), str(folder / "checkpoints" / "best"))
+        delete_run(store, run)
+    assert folder.is_dir(), "it does not lie beside the store"
+
+
+def test_a_folder_that_two_stores_use_stays(tmp_path: Path, cli: Cli) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.runs.add_folder(store.runs.add(RunRow("", "fox", status="finished")))
+    cli("db", "backup", "backup.db", "--db", "a.db")
+    delete = ("runs", "delete", "fox", "--yes", "--db")
+    cli(*delete, "backup.db", said=f"The folder {run.dir} is kept")
+    assert Path(run.dir).is_dir()
+    cli(*delete, "a.db")
+    assert not Path(run.dir).exists()
+
+
+def test_paths_in_a_store_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store.open("runs/a.db") as store:
+        run = store.runs.add_folder(store.runs.add(RunRow("", "fox")))
+        assert Path(run.dir) == tmp_path / "runs" / "fox"
+        assert store.runs.get("fox") == run == store.runs.add_folder(run)
+        best = Path(run.dir) / "checkpoints" / "best"
+        store.runs.add_checkpoint(run.id, 1, best, {}, "best")
+        store.runs.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
+        monkeypatch.chdir("/")
+        places = [row.path for row in store.runs.checkpoints(run.id)]
+        assert places == [str(best), "/elsewhere/step-1"]
+        rows = store.select("SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id")
+        assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]
+        store.runs.remove_checkpoint(run.id, best)
+        assert [row.path for row in store.runs.checkpoints(run.id)] == ["/elsewhere/step-1"]

@@ -266,11 +266,9 @@ def test_runs_by_name_prefix_and_id(store: Store) -> None:
         assert said in f"{missing.value.message} {missing.value.hint}"
     with pytest.raises(NotFound, match="statsu"):
         store.runs.update(first.id, statsu="x")
-
-
-def test_a_run_s_name_is_one_word_of_a_shell(store: Store) -> None:
     names = ["my depot-grpo", "my depot-grpo", "仓库-grpo", "a'b; $(c)"]
     added = [store.runs.add(RunRow(id="", name=name)).name for name in names]
+    # each is one word of a shell
     assert added == ["my-depot-grpo", "my-depot-grpo-2", "仓库-grpo", "a-b-c-"]
 
 

@@ -36,6 +36,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "adapter": {"enabled": True, "r": 4},
     },
 }
+THREE_STEPS: dict[str, Any] = {
+    "deterministic": True,
+    "seed": 3,
+    "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
+    "task": {"packs": ["calc-task"]},
+    "rollout": {
+        "group_size": 4,
+        "prompts_per_step": 4,
+        "max_turns": 3,
+        "max_new_tokens": 24,
+        "max_tokens": 256,
+    },
+    "train": {"steps": 3, "lr": 1e-3, "warmup_steps": 1},
+}
 # Of summed log-probabilities and norms on another kind of processor, where products are added up
 # in another order.
 TOLERANCE = 2e-4
@@ -83,31 +97,11 @@ def measure(run: RunRow, db: Path) -> dict[str, Any]:
     }
 
 
-def train_three_steps(folder: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    """Train calc-task for three steps in `folder` and measure the run."""
-    base: dict[str, Any] = {
-        "deterministic": True,
-        "seed": 3,
-        "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
-        "task": {"packs": ["calc-task"]},
-        "rollout": {
-            "group_size": 4,
-            "prompts_per_step": 4,
-            "max_turns": 3,
-            "max_new_tokens": 24,
-            "max_tokens": 256,
-        },
-        "train": {"steps": 3, "lr": 1e-3, "warmup_steps": 1},
-    }
-    folder.mkdir()
-    run = train(Config.model_validate(base | sections), project=folder)
-    return measure(run, folder / "runs" / "agentrl.db")
-
-
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_three_steps_give_the_numbers_that_they_gave(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    found = train_three_steps(tmp_path / name, SETTINGS[name])
+    run = train(Config.model_validate(THREE_STEPS | SETTINGS[name]), project=tmp_path)
+    found = measure(run, tmp_path / "runs" / "agentrl.db")
     if os.environ.get("GOLDEN") == "write":
         stored = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
         stored |= {"arithmetic": fingerprint(), name: found}

@@ -229,9 +229,6 @@ async def test_an_update_that_is_no_number_is_an_alert_with_a_value_and_a_thresh
     assert alert["value"] == (1.0 if stop else 2.0) and "train.lr" in str(alert["text"])
 
 
-ONCE, AGAIN = "== 3", "% 4 == 3"
-
-
 ROSE, FELL = [0.3, 0.5, 0.7, 0.8, 0.8, 0.8], [0.8, 0.5, 0.6, 0.5, 0.5, 0.6, 0.5]
 
 
@@ -304,7 +301,7 @@ def read(project: Path) -> tuple[RunRow, list[dict[str, Any]], str, Any]:
 
 
 def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> None:
-    whole, cut = (project(tmp_path / name, model, ONCE) for name in ("whole", "cut"))
+    whole, cut = (project(tmp_path / name, model, "== 3") for name in ("whole", "cut"))
     spawn_well(whole, "train", "--heal")
     run, made, text, weights = read(whole)
     (change,) = made
@@ -322,7 +319,7 @@ def test_it_heals_and_ends_the_same_after_kills(tmp_path: Path, model: Path) -> 
 
 
 def test_after_three_changes_it_ends_with_the_best_weights(tmp_path: Path, model: Path) -> None:
-    bad = project(tmp_path / "bad", model, AGAIN, steps=20)
+    bad = project(tmp_path / "bad", model, "% 4 == 3", steps=20)
     code, said = spawn(bad, "train", "--heal")
     run, made, _, _ = read(bad)
     assert code == 0 and run.status == "stopped" and run.step < 20, said

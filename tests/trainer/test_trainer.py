@@ -1,11 +1,17 @@
-"""The trainer over a tiny random model: every episode has a fact, what was computed is stored, and it learns."""
+"""The trainer over a tiny random model: every episode has a fact, what was computed is stored, and it learns.
+
+An update beside a cancelled turn, whose step goes on in the sampler's thread, on the model that is trained.
+"""
 
 import asyncio
 import math
 import os
 import re
 import signal
+import threading
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +20,17 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import NotFound, TemplateError
-from agentrl_cli.learning.forward import trained_logprobs
-from agentrl_cli.learning.packing import Segment
+from agentrl_cli.errors import ModelError, NotFound, PolicyError, TemplateError
+from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.learning.forward import logprobs, trained_logprobs
+from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import Store
-from agentrl_cli.types import Episode, Fact, Outcome
+from agentrl_cli.trainer import Trainer
+from agentrl_cli.types import Episode, Fact, Outcome, Sampling
+from tests.helpers.local import policy_of, prompts, tiny
 from tests.helpers.processes import soon
-from tests.helpers.train import (
-    after_training,
-    as_bytes,
-    episodes_of,
-    trainer_of,
-    write_pack,
-)
+from tests.helpers.train import after_training, as_bytes, episodes_of, trainer_of, write_pack
 from tests.helpers.trees import grafted
 
 
@@ -184,36 +187,32 @@ SHIFTING = """\
 ALWAYS_SHIFTING = SHIFTING.replace(" and 'Go' in m.content", "")
 
 
-@pytest.mark.parametrize(("structural", "fact"), [("skip", "skipped:drift"), ("train", "trained")])
-async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fact: str) -> None:
+@pytest.mark.parametrize(
+    ("structural", "fact", "groups"),
+    [("skip", "skipped:drift", (4, 0)), ("train", "trained", (2, 2))],
+)
+async def test_structural_drift(
+    tmp_path: Path, model: Path, structural: str, fact: str, groups: tuple[int, int]
+) -> None:
+    """A group that it skips carries no signal, though its rewards differ: another is sampled."""
     (tmp_path / "shifting.jinja").write_text(SHIFTING)
     sections: dict[str, Any] = {
         "model": {"chat_template": "shifting.jinja"},
         "drift": {"structural": structural},
         "algo": {"drop_zero_variance": False},
-        "train": {"steps": 1},
-    }
-    async with after_training(tmp_path, model, **sections) as (trainer, run):
-        episodes, marks = episodes_of(trainer.store, run), trainer.store.marks
-        assert [e.fact for e in episodes] == [fact] * 8
-        for episode in episodes:
-            got = [row.got for row in marks.drift(episode.id) if row.kind == "structural"]
-            assert got and " now" in got[0]
-        assert trainer.store.journal.folded_alerts(run.id), "structural drift is an alert"
-
-
-async def test_a_group_that_drift_skips_carries_no_signal(tmp_path: Path, model: Path) -> None:
-    (tmp_path / "shifting.jinja").write_text(SHIFTING)
-    sections: dict[str, Any] = {
-        "model": {"chat_template": "shifting.jinja"},
         "rollout": {"resample_rounds": 1},
         "train": {"steps": 1},
     }
     async with after_training(tmp_path, model, **sections) as (trainer, run):
-        episodes, (metrics,) = episodes_of(trainer.store, run), trainer.store.runs.steps(run.id)
-    assert {e.fact for e in episodes} == {"skipped:drift"}
-    assert len({e.reward for e in episodes}) > 1, "rewards differ, but nothing is trained"
-    assert (metrics["groups/sampled"], metrics["groups/signal"]) == (4, 0)
+        episodes, marks = episodes_of(trainer.store, run), trainer.store.marks
+        assert [e.fact for e in episodes] == [fact] * 4 * groups[0]
+        for episode in episodes:
+            got = [row.got for row in marks.drift(episode.id) if row.kind == "structural"]
+            assert got and " now" in got[0]
+        assert trainer.store.journal.folded_alerts(run.id), "structural drift is an alert"
+        (metrics,) = trainer.store.runs.steps(run.id)
+    assert (metrics["groups/sampled"], metrics["groups/signal"]) == groups
+    assert len({e.reward for e in episodes}) > 1
 
 
 async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
@@ -453,3 +452,113 @@ async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(
             assert np.allclose(signals.weight[mask], weight, rtol=1e-4)
             # each branch under the weights that sampled it: the log-probabilities of then, token by token
             assert np.allclose(signals.logp_train[mask], e.tokens.logp_policy[mask], atol=1e-4)
+
+
+# --- updates beside cancelled turns ---
+
+
+UPDATES, TURNS = 3, 24
+
+
+class SlowStep:
+    """A hook of a module that keeps the sampler's thread inside its forward for a moment."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+
+    def __call__(self, module: torch.nn.Module, given: Any) -> None:
+        if threading.current_thread().name.startswith("policy"):
+            self.inside.set()
+            time.sleep(0.002)
+
+
+async def cancelled_in_a_step(
+    policy: LocalPolicy, step: SlowStep, number: int
+) -> list[asyncio.Task[Any]]:
+    """Turns that were cancelled while the sampler's thread computes one of their tokens; they are not awaited."""
+    sampling = Sampling(max_new_tokens=60)
+    turns = [
+        asyncio.create_task(policy.generate(f"{number}-{n}", [5, 6, 7 + n], sampling))
+        for n in range(TURNS)
+    ]
+    step.inside.clear()
+    while not step.inside.is_set():
+        await asyncio.sleep(0)
+    for turn in turns:
+        turn.cancel()
+    return turns
+
+
+async def weights_after(
+    trainer: Trainer, groups: Sequence[Sequence[Episode]], disturbed: bool
+) -> dict[str, torch.Tensor]:
+    policy: Any = trainer.policy
+    step, turns = SlowStep(), list[asyncio.Task[Any]]()
+    if disturbed:
+        policy.model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(step)
+        policy.set_version(policy.weights_version)  # with new weights it looks for hooks
+    before = trainer.loaded.model.config._attn_implementation
+    for number in range(UPDATES):
+        if disturbed:
+            turns += await cancelled_in_a_step(policy, step, number)
+        facts, _ = await trainer.learn(groups, number)
+        assert "trained" in facts.values()
+        for model in (trainer.loaded.model, policy.model):
+            assert model.config._attn_implementation == before and not model.training
+    ended = await asyncio.gather(*turns, return_exceptions=True)
+    assert {type(error) for error in ended} <= {asyncio.CancelledError}
+    return {name: weight.clone() for name, weight in trainer.loaded.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_turns_cancelled_before_every_update_change_nothing(
+    tmp_path: Path, model: Path, staleness: int
+) -> None:
+    weights, groups = [], None
+    given: dict[str, Any] = {
+        "rollout": {"async_staleness": staleness},
+        "train": {"steps": UPDATES},
+    }
+    for disturbed in (False, True):
+        async with trainer_of(tmp_path / str(disturbed), model, **given) as trainer:
+            groups = groups or await trainer.collector.sample(0)
+            weights.append(await weights_after(trainer, groups, disturbed))
+    assert as_bytes(weights[0]) == as_bytes(weights[1])
+
+
+@pytest.mark.parametrize("waits", ["rest", "turn"])
+async def test_who_cancels_a_turn_can_wait_until_its_step_is_over(waits: str) -> None:
+    policy, step, done = policy_of(tiny()), SlowStep(), []
+    policy.model.get_submodule("model.layers.0").register_forward_pre_hook(step)
+    policy.model.get_submodule("model.layers.1").register_forward_hook(lambda *_: done.append(1))
+    policy.set_version("hooked")
+    turn, *_ = await cancelled_in_a_step(policy, step, 0)
+    begun = len(done)
+    await (policy.rest() if waits == "rest" else asyncio.wait([turn]))
+    after = len(done)
+    await asyncio.sleep(0.01)
+    assert after == len(done) > begun
+    assert waits == "turn" or policy.metrics["rollout/kv_blocks"] == 0
+    said = await policy.generate("b", prompts()[1], Sampling(max_new_tokens=3, stop_ids=()))
+    assert len(said.ids) == 3
+    await policy.close()
+
+
+async def test_a_model_that_was_changed_is_named_without_internals() -> None:
+    def without(module: Any, args: Any, given: Any) -> Any:
+        """Take from a layer what tells it how to attend."""
+        return args, {name: one for name, one in given.items() if name not in ("view", "packing")}
+
+    policy = policy_of(tiny())
+    packed = pack([[Segment(np.arange(6, 12, dtype=np.int32), np.arange(6) > 2)]])
+    logprobs(policy.model, packed)
+    for layer in policy.model.model.layers:
+        layer.self_attn.register_forward_pre_hook(without, with_kwargs=True)
+    policy.set_version("changed")
+    with pytest.raises(PolicyError, match="was changed while it was in use") as sampling:
+        await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
+    with pytest.raises(ModelError, match="was changed while it was in use") as learning:
+        logprobs(policy.model.train(), packed)
+    for error in (sampling.value, learning.value):
+        assert "agentrl train --resume last" in error.hint and "asked" not in error.message
+    await policy.close()
