@@ -55,17 +55,21 @@ def gsm8k(episode: Episode, ctx: RewardContext) -> Scored:
 
 
 def contains(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers."""
+    """1 if every text of the row's `gt` occurs in the answer, numbers as whole numbers.
+
+    The answer is what `submit` was called with, else the final turn.
+    """
     wanted = _find_expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
-    numbers = set(_numbers(ctx.final_text))
+    answer = str(ctx.state.get("answer") or ctx.final_text)
+    numbers = set(_numbers(answer))
     lost = [
         text
         for text in texts
         if not (
             any(same_number(number, text) for number in numbers)
             if _NUMBER.fullmatch(text.translate(_ASCII))
-            else text.casefold() in ctx.final_text.casefold()
+            else text.casefold() in answer.casefold()
         )
     ]
     return ctx.part(float(not lost), f"missing {', '.join(lost)}" if lost else "")

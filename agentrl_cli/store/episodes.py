@@ -320,12 +320,12 @@ class Stats(Part):
     def tasks(self, run: str | None = None) -> list[tuple[Any, ...]]:
         """Return (task, pack, family, split, episodes, mean reward, share solved) of every task that has episodes.
 
-        The last two are over graded episodes, None without any.
+        The last two are over graded episodes, None without any. Replaced attempts are left out, as in `tools`.
         """
         return self.file.select(
             "SELECT task_id, pack, max(family), max(split), count(*), avg(reward),"
             " avg(CASE WHEN reward IS NOT NULL THEN outcome='solved' END) FROM episodes"
-            " WHERE ?1 IS NULL OR run_id=?1 GROUP BY pack, task_id ORDER BY pack, task_id",
+            f" WHERE (?1 IS NULL OR run_id=?1) AND {IN_USE} GROUP BY pack, task_id ORDER BY pack, task_id",
             (run,),
         )
 
@@ -354,6 +354,6 @@ class Stats(Part):
             " sum(c.call_error IS NULL AND c.result_error IS NOT NULL), avg(c.seconds), max(c.seconds),"
             " group_concat(DISTINCT c.result_error)"
             " FROM tool_calls c JOIN episodes e ON e.id=c.episode_id"
-            " WHERE (?1 IS NULL OR e.run_id=?1) AND ifnull(e.step, 0)>=?2 GROUP BY 1 ORDER BY 2 DESC",
+            f" WHERE (?1 IS NULL OR e.run_id=?1) AND ifnull(e.step, 0)>=?2 AND {IN_USE} GROUP BY 1 ORDER BY 2 DESC",
             (run, since),
         )

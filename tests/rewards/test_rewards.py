@@ -266,6 +266,8 @@ async def test_rules(rule: Any, data: Any, text: str, expected: float | str) -> 
             await value(rule, ctx)
     else:
         assert (await value(rule, ctx))[0] == expected
+        submitted = replace(ctx, final_text="Done.", state={"answer": text})
+        assert (await value(rule, submitted))[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,8 @@ def test_rows_views_filters_and_orders_leave_them_out(graded: Store) -> None:
     assert graded.select("SELECT avg(reward), count(reward) FROM v_episodes") == [(0.5, 2)]
     assert graded.stats.group("g", "r1") == (2, 0.5, 0.5)
     assert [task[4:] for task in graded.stats.tasks()] == [(len(GRADED), 0.5, 0.5)]
+    graded.marks.retire("r1", "g", ["bad"], Fact.SKIPPED_CUT)  # the cancelled one leaves, too
+    assert [task[4:] for task in graded.stats.tasks()] == [(len(GRADED) - 2, 1.0, 1.0)]
 
 
 def test_read_back_shown_exported_and_measured(graded: Store, cli: Cli) -> None:

@@ -23,7 +23,7 @@ import httpx2
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
-from agentrl_cli.plugins.web.parameters import STYLES, NotOffered, Place, read_place
+from agentrl_cli.plugins.web.parameters import NotOffered, Place, read_place
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.types import ToolResult
 
@@ -249,7 +249,8 @@ def _parameters(
     properties: dict[str, Any] = {}
     required: list[str] = []
     places: dict[str, Place] = {}
-    listed = [one for one in map(follow, entries) if one.get("in") in STYLES]
+    # Cookies are left out, as a tool call has none to send.
+    listed = [one for one in map(follow, entries) if one["in"] != "cookie" or one.get("required")]
     for parameter in {(one["in"], one["name"]): one for one in listed}.values():
         place = read_place(parameter)
         if place.where == "header" and place.name.casefold() in NOT_PARAMETERS:

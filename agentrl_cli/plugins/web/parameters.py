@@ -56,8 +56,10 @@ class Place:
 
 
 def read_place(parameter: Mapping[str, Any]) -> Place:
-    """Return the place of a parameter. Raises NotOffered for a style that is not written."""
+    """Return the place of a parameter. Raises NotOffered for a place or style that is not written."""
     where, name = str(parameter["in"]), str(parameter["name"])
+    if where not in STYLES:
+        raise NotOffered(f"needs {name} in a {where}")
     style = str(parameter.get("style") or STYLES[where][0])
     if style not in STYLES[where]:
         raise NotOffered(f"has a parameter {name} of the style {style}")

@@ -254,6 +254,21 @@ def test_a_body_that_is_not_json_is_named_and_the_token_is_no_parameter(tmp_path
         openapi_tools("here", {"file": "api.json", "operations": ["form"]}, tmp_path)
 
 
+def test_a_cookie_that_is_required_is_named_and_another_left_out(tmp_path: Path) -> None:
+    gets = {
+        name: {
+            "operationId": name,
+            "parameters": [{"name": "id", "in": "cookie", "required": not_free}],
+        }
+        for name, not_free in (("free", False), ("bound", True))
+    }
+    write(tmp_path, {}, paths={f"/{name}": {"get": get} for name, get in gets.items()})
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["free"]}, tmp_path)
+    assert tool.schema["function"]["parameters"]["properties"] == {}
+    with pytest.raises(ConfigError, match=r"bound needs id in a cookie"):
+        openapi_tools("here", "api.json", tmp_path)
+
+
 def test_paths_of_a_service_are_a_mapping(tmp_path: Path) -> None:
     write(tmp_path, {}, paths=["/orders"])
     with pytest.raises(ConfigError, match=r"api\.json: `paths` must be a mapping"):
