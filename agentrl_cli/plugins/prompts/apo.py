@@ -18,7 +18,7 @@ from agentrl_cli.plugins.prompts.search import (
     feedback,
     id_of,
     propose,
-    score,
+    scores,
 )
 from agentrl_cli.types import Task
 
@@ -83,7 +83,7 @@ async def search(
             scored = []
             for each in known.values():
                 episodes = await given.evaluate(each, batch)
-                scored.append((sum(map(score, episodes)) / len(episodes), each))
+                scored.append((sum(scores(episodes)) / len(episodes), each))
             beam = [each for _, each in sorted(scored, key=lambda pair: -pair[0])[:beam_width]]
             mean = given.keep_score(
                 beam[0], "validation", await given.evaluate(beam[0], validation)

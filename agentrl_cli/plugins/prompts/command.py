@@ -52,8 +52,9 @@ def command(
 
     Every evaluation is an episode of the run, tagged `prompt:ID`. Base and best are compared on the test split.
 
-    JSON: {"run", "base", "best", "parts", "validation", "test": {"base", "best", "difference", "p_value"}, "episodes",
-    "reflections", "written"}; with --show {"run", "best", "candidates": [{"id", "parent_id", "scores", "parts", …}]}
+    JSON: {"run", "base", "best", "parts", "validation", "test": {"tasks", "ungraded", "base", "best", "difference",
+    "p_value"}, "episodes", "reflections", "written"}; with --show {"run", "best", "candidates": [{"id", "parent_id",
+    "scores", "parts", …}]}
     """
     if show is not None:
         refuse_idle("with --show", {"--write": write, "--fail-under": fail_under is not None})
@@ -119,6 +120,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         echo(
             f"test        {_interval(base)} -> {_interval(best)}  difference {gap['value']:+.3f}"
             f" [{gap['low']:+.3f}, {gap['high']:+.3f}], McNemar p {test['p_value']:.3g}, {test['tasks']} tasks"
+            + (f", {test['ungraded']} others ungraded" if test["ungraded"] else "")
         )
     for name, text in report["parts"].items():
         old = report["base_parts"][name].splitlines()

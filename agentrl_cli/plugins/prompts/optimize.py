@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import AgentRLError, ConfigError, NotFound, PolicyError, UsageError
+from agentrl_cli.errors import (
+    AgentRLError,
+    ConfigError,
+    NotFound,
+    PolicyError,
+    RunFailed,
+    UsageError,
+)
 from agentrl_cli.evaluate import Settings, fingerprint, pick_tasks, spread
 from agentrl_cli.evaluate.stats import difference, estimate, mcnemar
 from agentrl_cli.hooks.threads import call
 from agentrl_cli.paths import PROJECT_FILE
 from agentrl_cli.plugins.prompts import apo, with_gepa
 from agentrl_cli.plugins.prompts.plan import Plan
-from agentrl_cli.plugins.prompts.search import Parts, Reflect, Search, id_of
+from agentrl_cli.plugins.prompts.search import Parts, Reflect, Search, id_of, is_graded
 from agentrl_cli.plugins.prompts.store import Prompts
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.registry import require_package, resolve
@@ -29,7 +36,7 @@ from agentrl_cli.store import RunRow
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tasks.texts import parts_of, read_parts, write_parts
-from agentrl_cli.types import Outcome, Sampling, Task
+from agentrl_cli.types import Sampling, Task
 
 MOST = 1024
 """Tokens of an answer."""
@@ -262,17 +269,26 @@ async def _report(given: Search, first: Parts, best: Parts, test: list[Task]) ->
         "reflections": given.asked,
     }
     if test:
-        solved = {}
-        for name, parts in (("base", first), ("best", best)):
-            episodes = await given.evaluate(parts, test, free=True)
-            given.keep_score(parts, "test", episodes)
-            solved[name] = [float(each.outcome is Outcome.SOLVED) for each in episodes]
-        pairs = list(zip(solved["base"], solved["best"], strict=True))
+        found = []
+        for parts in (first, best):
+            found.append(await given.evaluate(parts, test, free=True))
+            given.keep_score(parts, "test", found[-1])
+        pairs = [
+            (float(one.solved), float(other.solved))
+            for one, other in zip(*found, strict=True)
+            if is_graded(one) and is_graded(other)
+        ]
+        if not pairs:
+            raise RunFailed(
+                "No test task could be graded with both texts.", hint="agentrl replay last"
+            )
+        base, solved = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         result["test"] = {
-            "tasks": len(test),
-            "base": asdict(estimate(solved["base"])),
-            "best": asdict(estimate(solved["best"])),
-            "difference": asdict(difference(solved["base"], solved["best"])),
+            "tasks": len(pairs),
+            "ungraded": len(test) - len(pairs),
+            "base": asdict(estimate(base)),
+            "best": asdict(estimate(solved)),
+            "difference": asdict(difference(base, solved)),
             "p_value": mcnemar(sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)),
         }
     return result

@@ -173,25 +173,25 @@ class Search:
                 )
             )
         made = await self.rollout.with_(packs={pack.name: pack}).run(jobs)
-        if made and all(
-            episode.outcome is not None and episode.outcome.is_error for episode in made
-        ):
-            raise RunFailed(
-                f"None of {len(made)} episodes could be graded; the first: {made[0].outcome}: {made[0].error}",
-                hint="agentrl replay last",
-            )
         for job, episode in zip(jobs, made, strict=True):
             self._known[candidate, job.task.id] = episode
             self.store.marks.tag(episode.id, f"prompt:{candidate}")
-        return [self._known[candidate, task.id] for task in tasks]
+        found = [self._known[candidate, task.id] for task in tasks]
+        if not any(map(is_graded, found)):
+            raise RunFailed(
+                f"None of {len(found)} episodes could be graded; the first: {found[0].outcome}: {found[0].error}",
+                hint=f"agentrl replay {found[0].id}",
+            )
+        return found
 
     def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
-        """Store and return a candidate's mean on a set of tasks."""
-        mean = sum(map(score, episodes)) / len(episodes)
+        """Store and return a candidate's mean on a set of tasks, over what could be graded."""
+        mean = sum(scores(episodes)) / len(episodes)
         Prompts(self.store).score(self.run.id, id_of(parts), name, mean, self.spent)
+        lost = len(episodes) - sum(map(is_graded, episodes))
         self.narrate(
-            f"candidate {id_of(parts)}: {name} {mean:.3f}  ({self.spent}/{self.budget} episodes,"
-            f" {self.asked} reflections)"
+            f"candidate {id_of(parts)}: {name} {mean:.3f}{f' without {lost} ungraded' if lost else ''}"
+            f"  ({self.spent}/{self.budget} episodes, {self.asked} reflections)"
         )
         return mean
 
@@ -201,9 +201,19 @@ class Search:
         return dict(max(rows, key=lambda row: row.scores["validation"]).parts)
 
 
-def score(episode: Episode) -> float:
-    """Return the primary reward part, 0 if it could not be graded."""
-    return float(episode.primary or 0.0)
+def is_graded(episode: Episode) -> bool:
+    """Whether an episode says something about its texts."""
+    return episode.primary is not None or not (episode.outcome and episode.outcome.is_error)
+
+
+def scores(episodes: Sequence[Episode]) -> list[float]:
+    """Return the primary reward part of each of several attempts, of which one at least is graded.
+
+    One that could not be graded has the mean of the others, so that it speaks for no text and against none.
+    """
+    graded = [float(each.primary or 0.0) for each in episodes if is_graded(each)]
+    mean = sum(graded) / len(graded)
+    return [float(each.primary or 0.0) if is_graded(each) else mean for each in episodes]
 
 
 def with_prompt(task: Task, old: Pack, new: Pack) -> Task:

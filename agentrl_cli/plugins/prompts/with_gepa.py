@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from agentrl_cli.plugins.prompts.search import BudgetSpent, Parts, Search, feedback, propose, score
+from agentrl_cli.plugins.prompts.search import BudgetSpent, Parts, Search, feedback, propose, scores
 from agentrl_cli.types import Episode, Task
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Adapter:
     def evaluate(
         self, batch: Sequence[Task], candidate: Parts, capture_traces: bool = False
     ) -> Any:
-        """One episode for each task. Ungraded ones score 0."""
+        """One episode for each task."""
         from gepa.core.adapter import EvaluationBatch
 
         before = self.given.spent
@@ -107,9 +107,7 @@ class Adapter:
         if [task.id for task in batch] == self.validation:
             self.given.keep_score(candidate, "validation", episodes)
         traces = episodes if capture_traces else None
-        return EvaluationBatch(
-            outputs=episodes, scores=[score(each) for each in episodes], trajectories=traces
-        )
+        return EvaluationBatch(outputs=episodes, scores=scores(episodes), trajectories=traces)
 
     def make_reflective_dataset(
         self, candidate: Parts, eval_batch: Any, components_to_update: Sequence[str]

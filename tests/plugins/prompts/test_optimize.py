@@ -46,6 +46,15 @@ def right(episode, ctx):
 
 REWARDS = {"right": right}
 """
+BROKEN = """
+def broken(episode, ctx):
+    if ctx.task.id.endswith(("validation3", "test3")):
+        raise OSError("no answer")
+    return right(episode, ctx)
+
+
+REWARDS = {"right": broken}
+"""
 POLICY = """\
 import os, time
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -120,10 +129,14 @@ def optimize(project: Path, *more: str, reflect: str = "reflect.py:better") -> l
 def test_words_of_the_system_text_are_found(project: Path, method: str, cli: Cli) -> None:
     if method == "gepa":
         pytest.importorskip("gepa", reason="the extra `prompts` is not installed")
+    task = project / "task.py"
+    task.write_text(task.read_text() + BROKEN)
     report = cli.json(*optimize(project, "--method", method, "--budget", "400", "--write"))
     base, better = report["test"]["base"], report["test"]["best"]
     assert base["value"] <= 0.3 and better["value"] >= 0.9
     assert base["high"] < better["low"] and report["test"]["p_value"] < 1e-3
+    assert (report["test"]["tasks"], report["test"]["ungraded"]) == (29, 1)
+    assert report["validation"]["best"] == 1.0, "no ungraded attempt counts as a failure"
     assert report["episodes"] <= 400 and "{politely}" in report["parts"]["system"]
     with Store.open(project / "runs" / "agentrl.db") as store:
         (run,) = store.runs.all()
@@ -136,8 +149,8 @@ def test_words_of_the_system_text_are_found(project: Path, method: str, cli: Cli
 
 
 def assert_written(cli: Cli, project: Path) -> None:
-    made = cli.json("rollout", "--project", str(project), "-n", "6", "--split", "test")
-    assert [one["outcome"] for one in made["episodes"]] == ["solved"] * 6
+    made = cli.json("rollout", "--project", str(project), "-n", "3", "--split", "test")
+    assert [one["outcome"] for one in made["episodes"]] == ["solved"] * 3
 
 
 def count(db: Path) -> int:

@@ -327,7 +327,7 @@ class APO(Algorithm, Generic[T]):
             )
             for number, message in enumerate(messages)
         ]
-        parts = () if reward is None else (RewardPart("final reward", reward, primary=True),)
+        parts = (RewardPart("final reward", reward or 0.0, primary=True),)
         outcome = solved if rollout.status == "succeeded" else failed
         return Episode(
             rollout.rollout_id, "", turns=tuple(turns), reward_parts=parts, outcome=outcome
