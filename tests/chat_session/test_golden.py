@@ -257,7 +257,7 @@ CHATS: dict[str, tuple[list[str], list[str], list[dict[str, Any]], list[dict[str
             "done",
             python("x += 1\nopen('f', 'w').write('2')"),
             "done",
-            python("1/0"),
+            python("raise ValueError"),  # without a caret, whose place differs between Pythons
             "no",
         ],
         ["--pack", "code-task"],
@@ -394,8 +394,11 @@ def stored(episode: Episode) -> dict[str, Any]:
 
 
 def named(value: Any, folder: Path) -> Any:
-    """Return JSON with ids of episodes and calls numbered in their order, and the folder's name replaced."""
+    """Return JSON with ids of episodes and calls numbered in order, floats rounded (`sum` differs between Pythons) and
+    the folder's name replaced.
+    """
     text = json.dumps(value, default=str).replace(str(folder), "FOLDER")
+    text = re.sub(r"-?\d+\.\d{12,}\b", lambda match: repr(round(float(match[0]), 12)), text)
     numbers: dict[str, str] = {}
 
     def number(match: re.Match[str]) -> str:
