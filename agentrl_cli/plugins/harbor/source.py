@@ -34,6 +34,8 @@ FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch)\b")
 """Commands of a Dockerfile that install nothing."""
 OUTSIDE = re.compile(r"(?<![\w./])/(?!dev/null)\w")
 """A path that is not in the working folder."""
+PLAIN = re.compile(r"(^|[\s/])(python|debian|ubuntu)[\w.-]*([:@\s]|$)")
+"""Base images that bring nothing which the sandbox lacks; another one is the task's own."""
 IMAGE = ("ENV", "USER", "VOLUME", "SHELL", "ONBUILD")
 """Instructions of a Dockerfile that the sandbox does not follow."""
 LARGEST = 2**20
@@ -126,7 +128,11 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
             if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
                 raise DataError(whole)
             code += f"    subprocess.run({command!r}, shell=True, check=True)\n"
-        elif word in IMAGE or (word == "WORKDIR" and Path(root, rest.strip()) != Path(root)):
+        elif (
+            word in IMAGE
+            or (word == "FROM" and not PLAIN.search(rest))
+            or (word == "WORKDIR" and Path(root, rest.strip()) != Path(root))
+        ):
             raise DataError(whole)
     return (
         f"def setup():\n    import os, subprocess\n    for path, (text, mode) in {files!r}.items():\n"

@@ -58,8 +58,8 @@ def minimind(
 
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-DROPPED = ("freqs_cos", "freqs_sin", "lm_head.weight")
-"""Tables of angles, and the head, which is the embedding."""
+ANGLES, HEAD, EMBEDDING = ("freqs_cos", "freqs_sin"), "lm_head.weight", "model.embed_tokens.weight"
+"""Tables that its code computes, the head, which mostly is the embedding, and that."""
 
 
 def convert(source: Path, out: Path, tokenizer: Path | None = None) -> int:
@@ -67,10 +67,14 @@ def convert(source: Path, out: Path, tokenizer: Path | None = None) -> int:
 
     Raises ModelError if the weights are not a dense minimind's, or a tokenizer is missing.
     """
+    import torch
+
     given = _weights(source)
     if out.suffix == ".pth":
         return _export(source, given, out)
-    kept = {name: tensor for name, tensor in given.items() if not name.endswith(DROPPED)}
+    kept = {name: tensor for name, tensor in given.items() if not name.endswith(ANGLES)}
+    if HEAD in kept and EMBEDDING in kept and torch.equal(kept[HEAD], kept[EMBEDDING]):
+        del kept[HEAD]
     if any(".experts." in name for name in kept):
         raise ModelError(
             f"{source} is a mixture of experts; only dense minimind models can be imported."
@@ -96,12 +100,12 @@ def _export(source: Path, kept: dict[str, Any], out: Path) -> int:
     """Write weights as minimind's .pth, half precision."""
     import torch
 
-    embedding, queries = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
-    if lacking := [name for name in (embedding, queries) if name not in kept]:
+    queries = "model.layers.0.self_attn.q_proj.weight"
+    if lacking := [name for name in (EMBEDDING, queries) if name not in kept]:
         raise ModelError(f"{source} is not a model that minimind loads: it lacks {lacking[0]}.")
-    kept = {**kept, "lm_head.weight": kept.get("lm_head.weight", kept[embedding])}
+    kept = {**kept, HEAD: kept.get(HEAD, kept[EMBEDDING])}
     torch.save({name: tensor.half() for name, tensor in kept.items()}, out)
-    return sum(tensor.numel() for name, tensor in kept.items() if name != "lm_head.weight")
+    return sum(tensor.numel() for name, tensor in kept.items() if name != HEAD)
 
 
 def _weights(source: Path) -> dict[str, Any]:
@@ -165,7 +169,8 @@ def _config(source: Path, kept: Mapping[str, Any]) -> Any:
         num_attention_heads=queries // width, num_key_value_heads=keys // width,
         max_position_embeddings=int(given.get("max_position_embeddings") or 32768),
         rms_norm_eps=float(given.get("rms_norm_eps") or (1e-5 if norm is None else 1e-6)),
-        rope_parameters={"rope_type": "default", "rope_theta": theta}, tie_word_embeddings=True, attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": theta}, attention_bias=False,
+        tie_word_embeddings=HEAD not in kept,
         bos_token_id=int(given.get("bos_token_id") or 1), eos_token_id=int(given.get("eos_token_id") or 2),
         architectures=["LlamaForCausalLM" if norm is None else "Qwen3ForCausalLM"],
         dtype=str(next(iter(kept.values())).dtype).removeprefix("torch."),

@@ -135,6 +135,11 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, cli: 
         assert torch.allclose(native_logits(weights, ids), other(ids).logits, atol=atol)
 
     assert_same(native, "hf", 1e-4)
+    own = torch.load(native, weights_only=True)
+    untied = native.with_name("untied.pth")
+    torch.save({**own, "lm_head.weight": -own["lm_head.weight"]}, untied)
+    cli("import", "minimind", str(untied), "untied")
+    assert_same(untied, "untied", 1e-4)
     (cli.folder / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
     cli("init", "--min-level", "ns", "minimind-task", "p", "--model", "hf")
     at = ("--project", "p", "--set", "model.device=cpu")
