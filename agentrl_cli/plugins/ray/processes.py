@@ -49,8 +49,8 @@ async def unpack(reader: asyncio.StreamReader) -> Any:
 class ProcessLink:
     """A process and the socket to it; its output goes to `log`."""
 
-    def __init__(self, number: int, log: Path, gpus: Sequence[int] = ()) -> None:
-        """`gpus`: the GPUs that it sees."""
+    def __init__(self, number: int, log: Path, gpus: Sequence[str] = ()) -> None:
+        """`gpus`: the names of the GPUs that it sees."""
         self.number, self.log, self.gpus = number, log, gpus
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -66,7 +66,7 @@ class ProcessLink:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))},
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus)},
                     start_new_session=True,  # a Ctrl-C in the terminal is for the run, which ends its workers
                 )
             except OSError as error:
@@ -129,6 +129,12 @@ def write_weights(folder: Path, model: nn.Module, version: str) -> Path:
     return path
 
 
+def name_gpus(count: int) -> list[str]:
+    """Return the names of the first GPUs that this process sees, which CUDA_VISIBLE_DEVICES may choose."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[:count] if named else [str(n) for n in range(count)]
+
+
 @contextlib.contextmanager
 def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], Link]], Save]]:
     """Yield a function for each worker that makes its link, and one that writes weights for all of them.
@@ -149,9 +155,10 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
                 f"{cluster.workers} workers with {each} GPUs each need {wanted}; this machine has {found}.",
                 hint="Lower cluster.workers or cluster.worker_gpus.",
             )
+    gpus = name_gpus(each * cluster.workers)
     with temporary_folder("workers") as folder:
         links: list[Callable[[], Link]] = [
-            partial(ProcessLink, n, folder / f"worker-{n}.log", range(n * each, (n + 1) * each))
+            partial(ProcessLink, n, folder / f"worker-{n}.log", gpus[n * each : (n + 1) * each])
             for n in range(cluster.workers)
         ]
         yield links, partial(write_weights, folder)

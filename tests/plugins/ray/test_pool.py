@@ -26,7 +26,7 @@ from agentrl_cli.errors import (
 )
 from agentrl_cli.plugins.ray.open import check_workers, open_pool, require_local, require_same
 from agentrl_cli.plugins.ray.pool import ClusterPolicy, WorkerPool
-from agentrl_cli.plugins.ray.processes import open_links
+from agentrl_cli.plugins.ray.processes import name_gpus, open_links
 from agentrl_cli.plugins.ray.ray_actors import (
     name_interpreter,
     require_answer,
@@ -433,6 +433,13 @@ def test_resources_have_names_of_the_users_own(tmp_path: Path) -> None:
     assert load_config(files=[tmp_path / "b.yaml"])[0] == config
 
 
+def test_workers_get_gpus_of_those_that_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert name_gpus(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7,5")
+    assert name_gpus(2) == ["2", "GPU-7"]
+
+
 def test_an_error_of_a_worker_keeps_the_nearest_class_of_the_tree() -> None:
     for error, kind in (
         (Unreachable("away", hint="start it"), PolicyError),
@@ -668,7 +675,7 @@ async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
 DRIVER = """
 import sys, tempfile, time
 from pathlib import Path
-from agentrl_cli.plugins.ray.processes import open_links
+from agentrl_cli.plugins.ray.processes import name_gpus, open_links
 from agentrl_cli.config import Config
 tempfile.tempdir = sys.argv[1]
 with open_links(Config.model_validate({"cluster": {"kind": "processes", "workers": 1}}), Path()) as (links, save):
