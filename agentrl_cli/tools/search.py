@@ -1,6 +1,6 @@
 """`search`: a local BM25 index over JSONL or a folder of texts, or an HTTP retriever.
 
-The index is bm25s's (https://github.com/xhluca/bm25s), built at the first search and shared by all episodes; words of
+The index is bm25s's (https://github.com/xhluca/bm25s), built for the first episode and shared by all; words of
 CJK text are its characters and pairs of characters. Documents are JSONL rows with `contents` or `text` (optionally `id`
 and `title`), or the .txt and .md files of a folder, split
 into groups of paragraphs. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
@@ -21,6 +21,7 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, DataError, EnvError, PolicyError
 from agentrl_cli.hooks.threads import in_thread
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
@@ -110,6 +111,9 @@ class SearchTool(Tool):
                 f"The row's corpus {source} lies outside of its pack.",
                 hint="Put it into the pack's folder, or let rows name any: {name: search, config: {anywhere: true}}.",
             )
+        if source:  # now: a first search that waits for a large index would run out of its time
+            with waiting(f"the index of {source}, which is built once"):
+                await in_thread(index_of, (self.folder or Path()) / source)
         return source
 
     async def execute(self, state: str, arguments: dict[str, Any]) -> ToolResult:

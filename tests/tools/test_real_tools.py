@@ -171,6 +171,14 @@ async def test_search_finds_by_words(corpus: Path) -> None:
     assert [result.error for result in examples] == [None] * len(examples) and examples
 
 
+async def test_a_large_index_takes_no_time_of_the_first_search(tmp_path: Path) -> None:
+    words = " ".join(f"word{n}" for n in range(400))
+    rows = [json.dumps({"contents": f"page{n} {words}"}) for n in range(1500)]
+    (tmp_path / "large.jsonl").write_text("\n".join(rows))
+    (found,) = await calls(SearchTool("large.jsonl", seconds=0.2).at(tmp_path), {"query": "page7"})
+    assert found.error is None and "page7" in found.text
+
+
 async def test_a_row_names_a_corpus_of_its_pack_alone(corpus: Path) -> None:
     pack = corpus / "pack"
     pack.mkdir()
