@@ -321,7 +321,12 @@ def _read_slowness(_: int) -> float:
             wanting = float(file.read().split()[3].partition("/")[0])
     except OSError:  # no Linux: the average of the last minute
         wanting = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1.0, wanting / (os.cpu_count() or 1))
+    return max(1.0, wanting / processors())
+
+
+def processors() -> int:
+    """Return the number of processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OwnTime:

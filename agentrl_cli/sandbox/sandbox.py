@@ -21,6 +21,7 @@ from typing import Any, cast
 from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
+from agentrl_cli.hooks.threads import processors
 from agentrl_cli.registry import resolve
 from agentrl_cli.sandbox import cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost
@@ -127,7 +128,7 @@ class Sandbox(SessionHost):
         owner.sweep()
         cgroup.sweep()
         for level, kind in allowed.items():
-            sandbox = cls(level, limits, config.workers or min(8, cores()), kind)
+            sandbox = cls(level, limits, config.workers or min(8, processors()), kind)
             sandbox.imports, sandbox.seed = imports, config.seed
             try:
                 await sandbox.check()
@@ -222,8 +223,3 @@ class Sandbox(SessionHost):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

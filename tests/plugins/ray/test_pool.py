@@ -675,7 +675,7 @@ async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
 DRIVER = """
 import sys, tempfile, time
 from pathlib import Path
-from agentrl_cli.plugins.ray.processes import name_gpus, open_links
+from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.config import Config
 tempfile.tempdir = sys.argv[1]
 with open_links(Config.model_validate({"cluster": {"kind": "processes", "workers": 1}}), Path()) as (links, save):
