@@ -263,7 +263,7 @@ class Chat:
             ids = self.assistant_ids(messages[at], tools, thinking=opened)
             origin = [int(Origin.MODEL)] * len(ids)
             parts.append(Rendered(ids, origin, (("assistant", 0, len(ids)),)))
-            if at + 1 < following:
+            if at + 1 < len(messages):
                 more = messages[at + 1 : following]
                 parts.append(self.extend(messages[: at + 1], more, tools, last_id=ids[-1]))
         return join_renderings(parts)

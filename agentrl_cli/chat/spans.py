@@ -125,7 +125,7 @@ def find_ends(text: str, messages: Sequence[Message], render: Callable[[int], st
         if messages[count].get("role") != messages[count - 1].get("role"):
             with contextlib.suppress(TemplateError):
                 ends[-1] = max(shared_prefix(render(count), text), ends[-1])
-    return [*ends, len(text)]
+    return [*ends, len(text)] if messages else []
 
 
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -89,6 +89,10 @@ def test_only_what_a_model_would_sample_is_trained() -> None:
         said
         == f"<tool_call>\n{call}\n</tool_call><|im_end|>Answer: {task.data['answer']}<|im_end|>"
     )
+    hi, more = ({"role": "assistant", "content": text} for text in ("Hi.", "More."))
+    for said in ([hi, task.prompt[-1], hi], [task.prompt[-1], hi, more]):
+        whole, full = chat.conversation(said), chat.render(said)
+        assert chat.decode(whole.ids) == chat.decode(full.ids).rstrip("\n")
 
 
 def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_families() -> None:
