@@ -47,6 +47,8 @@ LIMITS = {
 }
 ORDER = ("type", "const", "enum", "additionalProperties", "required")
 """Which of several errors in one place is reported: the first of these."""
+COMBINES = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
+"""Keywords of a schema that take in other schemas, with properties of their own."""
 MOST_ERRORS = 100
 """Errors that are looked at to find the first."""
 MAX_MESSAGE = 200
@@ -69,8 +71,9 @@ def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str 
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    parameters = {"type": "object", "additionalProperties": False, **parameters_of(schema)}
-    parameters.setdefault("properties", {})
+    parameters = {"type": "object", "properties": {}, **parameters_of(schema)}
+    if not COMBINES & set(parameters):  # else others may name further arguments
+        parameters = {"additionalProperties": False, **parameters}
     value = dict(arguments)
     try:
         validator = _strict(validator_for(parameters, default=Draft202012Validator))

@@ -48,6 +48,10 @@ def test_a_value_that_fits_two_of_which_one_may_is_named() -> None:
     assert both is not None and both.startswith('argument "one": 5 is valid under each of')
 
 
+PAIR = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+EITHER: dict[str, Any] = {"anyOf": [{**PAIR, "required": [name]} for name in ("a", "b")]}
+
+
 @pytest.mark.parametrize(
     ("schema", "arguments", "problem"),
     [
@@ -87,10 +91,11 @@ def test_a_value_that_fits_two_of_which_one_may_is_named() -> None:
         ),
         (schema("f", {}), {"x": 1}, 'unknown argument "x"; there are: none'),
         # that of the first argument
-        (
-            {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-            {"b": "x", "a": "y"},
-            'argument "b" must be an integer, not a string ("x")',
+        (PAIR, {"b": "x", "a": "y"}, 'argument "b" must be an integer, not a string ("x")'),
+        # arguments that a part of the schema names
+        *(
+            ({"function": {"name": "f", "parameters": parts}}, {"b": 1}, None)
+            for parts in (EITHER, {"$ref": "#/$defs/p", "$defs": {"p": PAIR}})
         ),
         # a type that JSON does not have accepts anything
         ({"properties": {"a": {"type": "str"}}}, {"a": 1}, None),
