@@ -457,13 +457,14 @@ def test_a_text_beside_other_types_stays_a_text_unless_it_is_one_of_them() -> No
         "c": {"type": ["string", "number"]},
         "d": {"anyOf": [text, {"$ref": "#/$defs/n"}]},
         "e": {"anyOf": [text, True]},
+        "f": {"enum": ["2024", "true"]},
     }
     parameters = {"type": "object", "properties": properties, "$defs": {"n": {"type": "integer"}}}
     tool: ToolSchema = {"function": {"name": "put", "parameters": parameters}}
     for name in ("qwen3_coder", "glm", "minimax_m2"):
         parser = load_parser(name)
         for written, read in (
-            ("2024", ["2024", "2024", 2024, 2024, 2024]),
+            ("2024", ["2024", "2024", 2024, 2024, 2024, "2024"]),
             ("true", ["true", "true", "true"]),
             ("null", [None, None]),
             ("None", [None, None]),
@@ -471,9 +472,9 @@ def test_a_text_beside_other_types_stays_a_text_unless_it_is_one_of_them() -> No
             ('"7"', ["7", "7", "7", "7", "7"]),
             ("so", ["so", "so", "so", "so", "so"]),
         ):
-            given = parser.example("put", dict.fromkeys("abcde"[: len(read)], "qq"))
+            given = parser.example("put", dict.fromkeys("abcdef"[: len(read)], "qq"))
             (call,) = parse_text(given.replace("qq", written), parser, [tool]).calls
-            assert (call.arguments, call.error) == (dict(zip("abcde", read, strict=False)), None)
+            assert (call.arguments, call.error) == (dict(zip("abcdef", read, strict=False)), None)
 
 
 def test_an_id_of_mistral_is_kept_where_templates_take_it() -> None:

@@ -140,7 +140,8 @@ def typed_as(text: str, schema: Mapping[str, Any] | bool) -> Any:
     """
     if not isinstance(schema, Mapping):  # true: anything
         return _read_bare(text)
-    if schema.get("type") == "string":
+    options = schema.get("enum")
+    if schema.get("type") == "string" or (isinstance(options, list) and text in options):
         return text
     types, value = _list_types(schema), _read_bare(text)
     own = (kind(value).split()[-1], "number" if type(value) is int else "")
