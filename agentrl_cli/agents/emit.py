@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -79,6 +79,7 @@ def emit_reward(value: float) -> None:
 
 def reward_value(value: Any) -> float:
     """Return a reward as a float. Raises ValueError for anything but a finite number."""
-    if not isinstance(value, Real) or not math.isfinite(value):
+    # A whole number may be finite and still too large for a float.
+    if not (isinstance(value, Real) and abs(value) <= sys.float_info.max):
         raise ValueError(f"{value!r:.100} is not a reward: a finite number is")
     return float(value)
