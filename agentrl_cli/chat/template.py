@@ -156,13 +156,13 @@ class ChatTemplate:
 
 def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
     function = dict(call.get("function") or call)
-    arguments = function.get("arguments")
+    arguments = function.get("arguments") or {}  # servers send "" for a call without arguments
     if arguments_as_text and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not arguments_as_text and isinstance(arguments, str):
         with contextlib.suppress(json.JSONDecodeError):  # text that is not JSON is shown unchanged
             arguments = json.loads(arguments)
-    function["arguments"] = {} if arguments is None else arguments
+    function["arguments"] = arguments
     return {
         "type": "function",
         **{k: v for k, v in call.items() if k in {"id", "type"}},

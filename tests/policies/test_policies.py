@@ -70,7 +70,11 @@ async def test_scripted_goes_through_its_texts_per_episode() -> None:
 async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
     chat = CHAT
     requests: list[dict[str, Any]] = []
-    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    call: dict[str, Any] = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": 1}'},
+    }
 
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         requests.append(body)
@@ -116,6 +120,9 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
             == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
         )
         assert requests[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"b": 2}'
+        call["function"]["arguments"] = ""  # as some servers write a call without any
+        said = await talking.generate("a", PROMPT, Sampling())
+        assert CHAT.parse(said.ids).calls[0].arguments == {}
         await talking.close()
 
 
