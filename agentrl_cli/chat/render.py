@@ -240,7 +240,7 @@ class Chat:
             else self.syntax.assistant_turn(message, tools, thinking)
         )
         called = (
-            "tool_calls" in message
+            bool(message.get("tool_calls"))
             if isinstance(message, dict)
             else bool(self.parser.parse(text).calls)
         )
