@@ -427,7 +427,7 @@ def test_a_gpt_oss_demonstration_ends_with_what_the_model_samples() -> None:
             }
         ],
     }
-    said: Message = {"role": "assistant", "content": "Done."}
+    said: Message = {"role": "assistant", "content": "Done.", "tool_calls": []}
     shown = chat.conversation([user("u"), call, tool("r"), said, user("v"), said], [PROBE_TOOL])
     own = [
         chat.decode(shown.ids[start:end]) for role, start, end in shown.spans if role == "assistant"

@@ -147,8 +147,6 @@ def test_glm_stop_token_is_the_start_of_what_follows() -> None:
     assert sampled.text.startswith("\n<tool_response>\n42")
     cut = chat.extend([user("u"), said], [tool("42")], [PROBE_TOOL], last_id=65)
     assert cut.ids == [observation, *sampled.ids]
-    alone = chat.assistant_ids({"role": "assistant", "content": "Hm.", "tool_calls": []})
-    assert alone[-1] == chat.stop_ids[0] != observation
 
 
 MINIMIND = """{%- for m in messages %}
