@@ -353,9 +353,11 @@ async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
 
     async with server(handler) as url:
         mode = "completions" if "text" in bad else "chat"
-        policy = OpenAIPolicy(url, "gpt", CHAT, mode=mode, retries=0)
+        policy = OpenAIPolicy(
+            url.replace("//", "//joe:hunter2@"), "gpt", CHAT, mode=mode, retries=0
+        )
         policy.observe("a", [{"role": "user", "content": "Hello?"}])
-        with pytest.raises(BadAnswer, match="sent"):
+        with pytest.raises(BadAnswer, match=r"^http://\[masked:url-password\]@.* sent"):
             await policy.generate("a", [1], Sampling(max_new_tokens=12))
         await policy.close()
 

@@ -159,7 +159,7 @@ class Endpoint:
                 hint="It may be hung, still loading its model, or behind a firewall: its log shows which.",
             ) from error
         except httpx2.RequestError as error:
-            raise self._unreachable(self.url, error) from error
+            raise self._unreachable(mask_text(self.url), error) from error
 
     async def close(self) -> None:
         """Cancel running requests and close their connections."""
@@ -174,22 +174,23 @@ class Endpoint:
         self, url: str, data: bytes, read: Callable[[bytes], T], *, recovering: bool = False
     ) -> T:
         started, attempt, seen = time.monotonic(), 0, self.recoveries
+        shown = mask_text(url)  # it may hold a password
         while True:
             try:
                 if not recovering:
                     await self._ensure_recovered()
                 seen = self.recoveries
-                with waiting(f"the server at {url}"):
+                with waiting(f"the server at {shown}"):
                     request = self._client.build_request("POST", url, content=data)
                     answer = await self._answer(request)
                 if answer.is_success:
                     return read(answer.content)
                 if answer.status_code not in RETRY_STATUS or attempt >= self.retries:
-                    raise _server_error(url, answer, attempt)
+                    raise _server_error(shown, answer, attempt)
             except BadAnswer as error:
                 if attempt >= self.retries or self._closed:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
-                    raise BadAnswer(f"{url} {error.message}{tried}.", hint=error.hint) from error
+                    raise BadAnswer(f"{shown} {error.message}{tried}.", hint=error.hint) from error
             except httpx2.RequestError as error:
                 if not isinstance(error, httpx2.TimeoutException):
                     self.note_loss(seen)
@@ -197,7 +198,7 @@ class Endpoint:
                 if self.starting is not None and self.starting():
                     late = False
                 if late or self._closed:
-                    raise self._unreachable(url, error) from error
+                    raise self._unreachable(shown, error) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
             attempt += 1
 
@@ -251,7 +252,6 @@ class Endpoint:
             raise httpx2.ConnectError("the client was closed", request=request)
 
     def _unreachable(self, url: str, error: httpx2.RequestError) -> Unreachable:
-        url = mask_text(url)
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(
                 f"{url} did not answer within {self.timeout:g} s.",
