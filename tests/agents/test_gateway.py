@@ -141,6 +141,9 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
                 "nothing to answer",
             ),
         ]
+    if path == "messages":
+        formed = {"output_config": {"effort": "low"}, "output_format": {"type": "xml"}}
+        cases += [({**good, **formed}, 400, "type 'xml' is not served")]
     if path == "completions":
         cases += [
             ({"prompt": [7, 10**12]}, 400, "token 1000000000000, and the tokenizer has"),

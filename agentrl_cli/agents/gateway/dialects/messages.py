@@ -51,7 +51,7 @@ def parse(body: Body) -> ModelRequest:
     tools = read_tools(body.get("tools"))
     choice, name, parallel = _choice_of(body.get("tool_choice"), tools)
     config = body.get("output_config")
-    form = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
+    form = config.get("format") if isinstance(config, Mapping) else None
     return request_of(
         body,
         messages=tuple(_messages(body)),
@@ -61,7 +61,7 @@ def parse(body: Body) -> ModelRequest:
         tool_choice=choice,
         tool_name=name,
         parallel=parallel,
-        schema=schema_of(form, "output_config.format"),
+        schema=schema_of(form or body.get("output_format"), "output_config.format"),
     )
 
 
