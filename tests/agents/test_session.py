@@ -11,7 +11,7 @@ from agentrl_cli.agents.gateway.request import ModelRequest, RequestError
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.types import ROOT, Generation, Origin
+from agentrl_cli.types import ROOT, Generation, Origin, Sampling
 from tests.helpers.chat import CHAT, call, schema
 from tests.helpers.gateway import Held, session_of
 
@@ -286,6 +286,17 @@ async def test_several_choices_are_siblings() -> None:
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0]
     with pytest.raises(RequestError, match="n = 3"):
         await session.complete(ask([USER], n=3))
+    seeds: list[int] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            seeds.append(sampling.seed)
+            return await super().generate(key, ids, sampling, **more)
+
+    again = session_of(Noting(["One."], CHAT.tokenizer), choices=2, retries=False)
+    for _ in range(2):
+        await again.complete(ask([USER], n=2, seed=7))
+    assert seeds[:2] == seeds[2:] and len({*seeds}) == 2
 
 
 async def test_a_raw_prompt_continues_what_it_repeats() -> None:

@@ -208,9 +208,9 @@ class Session:
             numbers = [next(self._numbers) for _ in range(request.n)]
         sample = partial(self._sample, request, messages, context, how, policy)
         if request.n == 1:  # without a task of its own
-            made = [await sample(numbers[0])]
+            made = [await sample(numbers[0], 0)]
         else:
-            made = await asyncio.gather(*map(sample, numbers))
+            made = await asyncio.gather(*map(sample, numbers, range(request.n)))
         # From here to the end nothing waits: a client that is still there gets what is recorded.
         for node in self.tree.add(context, [answer.piece for answer in made]):
             if self.on_turn is not None and node.turn is not None:
@@ -268,8 +268,9 @@ class Session:
         how: Plan,
         policy: Policy,
         number: int,
+        place: int,
     ) -> Answer:
-        """Sample one answer of a request; `number` is its own in the episode."""
+        """Sample one answer of a request; `number` is its own in the episode, `place` in the request."""
         slot = next((name for name, used in self._slots.items() if not used), None)
         if slot is None:
             slot = f"{self.key}#{len(self._slots)}" if self._slots else self.key
@@ -278,7 +279,7 @@ class Session:
         seed, given = seed_of(self.sampling.seed, "turn", number), request.sampling.get("seed")
         if given is not None and self.limits.client_sampling:
             several = request.n > 1
-            seed = seed_of(int(given), "choice", number % request.n) if several else abs(int(given))
+            seed = seed_of(int(given), "choice", place) if several else abs(int(given))
         started = time.time()
         try:
             sampling = how.sampling_for(self.chat, seed)
