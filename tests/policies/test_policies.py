@@ -17,6 +17,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.protocols import require_trainable
+from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play
@@ -429,6 +430,22 @@ async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> N
         events = await chat(url, tmp_path / "c.db")
     (event,) = [event for event in events if event["ev"] == "error"]
     assert "no answer for 4 s" in event["message"] and events[-1]["ev"] == "idle"
+    asked, over = asyncio.Event(), asyncio.Event()
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if not path.endswith("/models"):
+            asked.set()
+            await over.wait()
+        return 200, {}
+
+    async with server(handler) as url:  # a busy one is there
+        endpoint = Endpoint(url, concurrency=1)
+        answer = asyncio.ensure_future(endpoint.post("/completions", {}))
+        await asked.wait()
+        await endpoint.reach()
+        over.set()
+        assert await answer == {}
+        await endpoint.close()
 
 
 async def test_a_what_if_with_a_server_that_is_not_there(tmp_path: Path) -> None:

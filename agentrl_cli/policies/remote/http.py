@@ -113,7 +113,8 @@ class Endpoint:
             headers=headers,
             verify=_tls(),
             timeout=httpx2.Timeout(timeout, connect=min(CONNECTING, timeout), pool=None),
-            limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=0),
+            # One more for `reach`, which must not wait until a request is answered.
+            limits=httpx2.Limits(max_connections=concurrency + 1, max_keepalive_connections=0),
             follow_redirects=True,
         )
         self._calls: set[asyncio.Task[httpx2.Response]] = set()
