@@ -28,12 +28,14 @@ from agentrl_cli.agents.runners.jail import unavailable
 from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
 from agentrl_cli.agents.serve.server import ModelServer, open_server
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.advantages import estimate
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.adapter import quiet_peft
 from agentrl_cli.models.load import load_model
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import status
@@ -544,6 +546,12 @@ async def test_a_frozen_opponent_is_recorded_and_never_trained(tmp_path: Path) -
     x = AdvantageInput.of([episode])
     (gains,) = estimate(RAE, x)
     assert set(gains.tolist()) == {-1.0} and [key[-5:] for key in x.means] == ["white"]
+    # Of a training by a server, which samples with the trained weights.
+    remote = {"backend": "vllm", "url": "http://127.0.0.1:9/v1"}
+    config = Config.model_validate({"model": {"name": "tiny"}, "remote": remote})
+    trained = load_policy(None, config, base=tmp_path)
+    opponent = AgentRollout(trained.policy, trained.chat, {}, config)._load("base", tmp_path)
+    assert isinstance(opponent, LocalPolicy)
 
 
 async def test_an_opponent_with_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -96,6 +96,9 @@ class AgentRollout(Rollout):
 
         config, store = self.context.config, self.context.store
         spec = config.model.name if name == BASE else name
+        if getattr(self.context.policy, "separate_weights", False) and not config.adapter.enabled:
+            # The server has the trained weights by now, under the model's own name.
+            config = config.replace(remote={"backend": {"name": ""}})
         loaded = load_policy(spec, config, base=base, store=store)
         if loaded.hash != self.context.chat.tokenizer.hash:
             raise ConfigError(
