@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -90,7 +91,8 @@ class Server:
                 run, rest = bool(request.get("run", True)), bool(request.get("rest"))
                 self._decide(Answer(run, request.get("text"), rest))
             elif op == "cancel":
-                if self._job is not None:
+                # One that has not begun would end without `idle`: this came while the model was loading.
+                if self._job is not None and getcoroutinestate(self._work) != CORO_CREATED:
                     self._job.cancel()
             else:
                 await self._await_job()
@@ -112,7 +114,7 @@ class Server:
             finally:
                 self.emit({"ev": "idle"})
 
-        self._job = asyncio.create_task(handle())
+        self._work, self._job = work, asyncio.create_task(handle())
 
     async def resume(self, past: Episode, turn: int) -> None:
         """Continue a stored episode before its turn `turn`."""

@@ -64,6 +64,7 @@ def scripted(folder: Path, *replies: str) -> list[str]:
 
 async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[str]) -> None:
     requests: list[Any] = [
+        {"op": "cancel"},  # as ctrl+x while the model is loading
         "not json",
         {"op": "nope"},
         {"op": "undo"},
