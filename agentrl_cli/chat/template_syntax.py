@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -153,11 +154,9 @@ def _write_calls(message: Message, parser: Parser) -> Message:
 def _call_arguments(call: Message) -> dict[str, Any]:
     arguments = call["function"].get("arguments") or {}
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError):
             arguments = json.loads(arguments)
-        except ValueError:
-            return {"arguments": arguments}
-    return dict(arguments)
+    return dict(arguments) if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
 def _move_results(messages: list[Message], only_lone: bool) -> list[Message]:

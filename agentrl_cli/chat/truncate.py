@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered
@@ -38,25 +37,16 @@ def cut_results(
         if message["role"] != "tool":
             out.append(message)
             continue
-        whole = _text(message["content"])
+        content = message["content"]
+        plain = isinstance(content, str)  # else images, and the text after them
+        parts = [{"type": "text", "text": content}] if plain else content
+        whole = "".join(part.get("text", "") for part in parts)
         text = cut_text(chat, whole, limit, side)
-        out.append({**message, "content": _with_text(message["content"], text)})
+        cut = [{**part, "text": text} if part.get("type") == "text" else part for part in parts]
+        out.append({**message, "content": text if plain else cut})
         if text != whole and number < len(marked):
             marked[number] = replace(marked[number], text=text, truncated=True)
     return out, tuple(marked)
-
-
-def _text(content: Any) -> str:
-    """Return the text of a tool's answer, which follows its images if it has any."""
-    return (
-        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-    )
-
-
-def _with_text(content: Any, text: str) -> Any:
-    if isinstance(content, str):
-        return text
-    return [{**part, "text": text} if part.get("type") == "text" else part for part in content]
 
 
 def fit_results(

@@ -135,7 +135,11 @@ class OpenAIPolicy(RemotePolicy):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
-            **_beyond(sampling),
+            **{
+                name: getattr(sampling, name)
+                for name in BEYOND
+                if getattr(sampling, name) != getattr(Sampling(), name)
+            },
         }
         if self.mode == "chat":
             if key not in self._seen:
@@ -178,11 +182,6 @@ class OpenAIPolicy(RemotePolicy):
         if ends:
             return self.chat.tokenizer.encode(text[: min(ends)]), StopReason.STOP_STRING
         return out, finish(choice.get("finish_reason"), TEXT_FINISH)
-
-
-def _beyond(sampling: Sampling) -> dict[str, Any]:
-    found = {name: getattr(sampling, name) for name in BEYOND}
-    return {name: value for name, value in found.items() if value != getattr(Sampling(), name)}
 
 
 def _wire(message: Message) -> Message:
