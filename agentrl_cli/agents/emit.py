@@ -79,7 +79,7 @@ def emit_reward(value: float) -> None:
 
 def reward_value(value: Any) -> float:
     """Return a reward as a float. Raises ValueError for anything but a finite number."""
-    # A whole number may be finite and still too large for a float.
-    if not (isinstance(value, Real) and abs(value) <= sys.float_info.max):
+    real = isinstance(value, Real)
+    if not (real and abs(value) <= sys.float_info.max):  # some whole numbers are larger
         raise ValueError(f"{value!r:.100} is not a reward: a finite number is")
     return float(value)

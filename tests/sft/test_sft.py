@@ -90,8 +90,8 @@ def test_only_what_a_model_would_sample_is_trained() -> None:
         == f"<tool_call>\n{call}\n</tool_call><|im_end|>Answer: {task.data['answer']}<|im_end|>"
     )
     hi, more = ({"role": "assistant", "content": text} for text in ("Hi.", "More."))
-    for said in ([hi, task.prompt[-1], hi], [task.prompt[-1], hi, more]):
-        whole, full = chat.conversation(said), chat.render(said)
+    for talk in ([hi, task.prompt[-1], hi], [task.prompt[-1], hi, more]):
+        whole, full = chat.conversation(talk), chat.render(talk)
         assert chat.decode(whole.ids) == chat.decode(full.ids).rstrip("\n")
 
 
