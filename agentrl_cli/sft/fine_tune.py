@@ -57,14 +57,15 @@ def fine_tune(
             episodes = choose(store, filter or "", loaded.hash, best_of, vocabulary, narrate)
             _tag(store, episodes, f"sft-{out.name}", narrate)
     shown = min(Recipe.rows - 1, max(1, round(share * Recipe.rows))) if share else 0
-    count, each = len(episodes) or len(rows), Recipe.rows - shown
-    steps = {} if not count else {"steps": max(1, -(-epochs * count // each))}
+    count = len(episodes) or len(rows)
+    size = min(count, Recipe.rows - shown)
+    steps = {"steps": -(-epochs * count // size)} if count else {}
     recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{**steps, **given, "seed": seed})
     stream = None
     if file is not None:
-        stream = from_file.batches(loaded.chat, rows, min(each, count), seed)
+        stream = from_file.batches(loaded.chat, rows, size, seed)
     elif stored:
-        stream = batches(episodes, min(each, count), seed)
+        stream = batches(episodes, size, seed)
         if shown:
             stream = with_demonstrations(stream, loaded.chat, packs, recipe, shown)
     parts = (loaded.model, loaded.chat, packs, recipe, start(recipe.steps))

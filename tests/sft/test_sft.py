@@ -524,6 +524,10 @@ def test_a_cold_start_from_demonstrations_alone(
     assert json.loads(lines[-1])["status"] == "finished"
     again = cli.json("sft", "warmer", "--steps", "1", "--model", "bandit-grpo@last")
     assert again["loss"] < loss
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 3)
+    batches_seen.clear()
+    cli("sft", "few", "--data", "rows.jsonl", "--epochs", "4")
+    assert [len(texts) for texts, _ in batches_seen] == [3] * 4, "fewer rows than a step holds"
 
 
 DEMONSTRATIONS = """
