@@ -33,7 +33,9 @@ def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
         try:
-            messages, schemas = _conversation(row)
+            messages, schemas = _conversation(
+                {name: value for name, value in row.items() if value is not None}
+            )
             if not any(message.get("role") == "assistant" for message in messages):
                 raise DataError("no message of the assistant to learn from.")
         except DataError as error:

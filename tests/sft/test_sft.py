@@ -321,7 +321,8 @@ def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
     ("row", "said"),
     [
         ({"text": "a"}, "a row to learn from has conversations.*this one has text"),
-        ({"prompt": "a", "completion": None}, "a conversation must be a list"),
+        ({"prompt": "a", "completion": None}, "a row to learn from .*this one has prompt"),
+        ({"instruction": "a", "output": None}, "a row to learn from .*this one has instruction"),
         ({"prompt": 3, "completion": "b"}, "a conversation must be a list"),
         (
             {"conversations": [{"from": ["me"], "value": "a"}, {"from": "gpt", "value": "b"}]},
