@@ -78,9 +78,15 @@ class Checkpoints:
         self._add(kind, folder, step, best, also)
         return folder
 
-    def forget_old(self, besides: str = "") -> None:
-        """Delete all but the last `train.save.keep` checkpoints of steps, and the one in the folder `besides`."""
-        old = sorted((c for c in self._list() if c.kind == "step"), key=lambda c: c.step)
+    def forget_old(self, step: int, besides: str = "") -> None:
+        """Delete all but the last `train.save.keep` checkpoints of steps up to this one, and the one in the folder
+        `besides`.
+
+        Of later steps there are some if a resume could not use them and began earlier.
+        """
+        old = sorted(
+            (c for c in self._list() if c.kind == "step" and c.step <= step), key=lambda c: c.step
+        )
         for path in [c.path for c in old[: -self.config.save.keep] if c.path != besides]:
             self.store.runs.remove_checkpoint(self.run_id, path)
             shutil.rmtree(path, ignore_errors=True)

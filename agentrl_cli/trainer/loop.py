@@ -261,7 +261,7 @@ class Trainer:
         path = self.checkpoints.save(kind, self.step, self.best)
         await self.hooks.call("on_checkpoint", run=self.run, path=path, step=self.step)
         if kind == "step":
-            self.checkpoints.forget_old(self.healer.anchor(self.step))
+            self.checkpoints.forget_old(self.step, self.healer.anchor(self.step))
 
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""

@@ -143,6 +143,10 @@ async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model
             rows = trainer.store.runs.evals(run.id)
             found = [(row.step, row.metrics["temperature"]) for row in rows]
             assert found == [(0, 1.0), (2, 1.0), (4, temperature)] and again == (temperature < 1)
+            trainer.step = 1  # as after a resume that could use none of the later checkpoints
+            await trainer._save("step")
+            steps = [c.step for c in trainer.store.runs.checkpoints(run.id) if c.kind == "step"]
+            assert sorted(steps) == [1, 2, 3]
     loaded = AutoModelForCausalLM.from_pretrained(kept["last", 4]).state_dict()
     assert as_bytes(weights).items() <= as_bytes(loaded).items()
     assert AutoTokenizer.from_pretrained(kept["last", 4]).chat_template
