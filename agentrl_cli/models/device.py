@@ -16,7 +16,7 @@ import torch
 from agentrl_cli._version import __version__
 from agentrl_cli.config import ModelConfig
 from agentrl_cli.config.records import PolicySettings
-from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, pluralise
 
 CPU_RELEASE = (0, 46)
 """The first release of bitsandbytes that multiplies quantised weights on a CPU."""
@@ -34,10 +34,11 @@ def pick_device(name: str) -> torch.device:
         raise ModelError(
             f"Unknown model.device {name!r} on this machine.", hint="Use auto, cpu, cuda or cuda:1."
         ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
         raise ModelError(
-            "model.device says cuda, and torch finds no GPU here.",
-            hint="`agentrl doctor` says why.",
+            f"model.device is {name}, and torch finds {pluralise(count, 'GPU')} here.",
+            hint="They are counted from cuda:0; `agentrl doctor` lists them.",
         )
     return device
 

@@ -222,3 +222,5 @@ def test_the_command(cli: Cli) -> None:
         with pytest.raises(ModelError, match=f"Unknown model.device '{device}'"):
             pick_device(device)
     cli("doctor", "--gpu", "--device", "meta", "--json", code=3, said="model.device 'meta'")
+    with pytest.raises(ModelError, match=r"model\.device is cuda:99, and torch finds"):
+        pick_device("cuda:99")
