@@ -269,19 +269,17 @@ async def measure(loaded: Loaded, config: Config, seconds: float = 30.0) -> list
 
 
 def verdict(found: Sequence[Found]) -> str:
-    """Whether reinforcement learning can begin, and what to do if not."""
-    needed = [one for one in found if one.needed]
-    if not any(one.attempts for one in needed):
+    """Whether reinforcement learning can begin, and what to do if not, by what there was time for."""
+    tried = [one for one in found if one.attempts]
+    needed = [one.name for one in tried if one.needed]
+    if not needed:
         return (
             "Nothing is known: no attempt ended in time. Try again when the machine is less busy, or look at a few:"
             " agentrl rollout -n 8"
         )
-    weak = [one.name for one in found if (one.share or 0.0) < SELDOM]
-    if all(one.name in weak for one in needed):
-        return (
-            f"RL cannot begin: it never or hardly {' or '.join(one.name for one in needed)}, so there is nothing to"
-            " reinforce"
-        )
+    weak = [one.name for one in tried if one.shown < SELDOM * one.attempts]
+    if set(needed) <= set(weak):
+        return f"RL cannot begin: it never or hardly {' or '.join(needed)}, so there is nothing to reinforce"
     if weak:
         return f"RL can begin on tasks of one call; what it hardly does ({', '.join(weak)}) needs a warm start."
-    return "RL can begin: everything happens often enough to be reinforced."
+    return "RL can begin: all that was tried happens often enough to be reinforced."

@@ -256,6 +256,8 @@ def test_the_time_limit_holds() -> None:
     found = shares(ScriptedPolicy(able, TOKENIZER, delay=5.0), 0.2)
     assert all(one.share is None for one in found.values())
     assert verdict(list(found.values())).startswith("Nothing is known")
+    found["calls a new tool"] = Found("calls a new tool", 4, 4, needed=True)
+    assert verdict(list(found.values())).startswith("RL can begin: all that was tried")
 
 
 def test_no_bundled_model_was_trained_on_these_tools() -> None:
