@@ -36,7 +36,7 @@ def choose(
         tokenizer: Hash of the tokenizer of the model to be trained; ids of another one mean something else.
         best_of: At most so many of each task, those with the highest reward (of equal ones the shortest).
         vocabulary: Ids that the model knows. Episodes with others, or with impossible log-probabilities, are left out.
-        narrate: Is given a line about those, and about those without sampled tokens.
+        narrate: Is given a line about those, about those without sampled tokens, and about those of evaluations.
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
@@ -69,7 +69,13 @@ def choose(
             hint="Trained are tokens that a model sampled: `agentrl rollout` makes some, `agentrl ls -f …` shows"
             " what a filter finds.",
         )
-    return [found[row.id] for row in rows if row.id in found]
+    kept = [row for row in rows if row.id in found]
+    if tested := sum(row.kind == "eval" and row.split != "train" for row in kept):
+        narrate(
+            f"{tested} of {len(kept)} episodes are attempts of evaluations: their tasks do not measure a model that"
+            " has learned from them. -kind:eval in the filter leaves them out."
+        )
+    return [found[row.id] for row in kept]
 
 
 def _select_sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list[EpisodeRow]:

@@ -401,9 +401,9 @@ def test_an_episode_that_no_model_can_have_sampled_is_left_out(
         tokens = first.tokens.slice(turn.start, turn.end)
         tokens.ids[0] = 5_000_000
         store.episodes.add_turn(first.id, turn, tokens)
-        store.flush()
+        store.write("UPDATE episodes SET kind='eval', split='test' WHERE id=?", (second.id,))
         found = choose(
-            store, "kind:train", hash_of(store), vocabulary=VOCABULARY, narrate=lines.append
+            store, "step:1..", hash_of(store), vocabulary=VOCABULARY, narrate=lines.append
         )
     kept = [e.id for e in found]
     assert (
@@ -411,6 +411,7 @@ def test_an_episode_that_no_model_can_have_sampled_is_left_out(
         and second.id in kept
         and "5000000" in lines[0]
         and first.id in lines[0]
+        and lines[1].startswith(f"1 of {len(found)} episodes are attempts of evaluations")
     )
 
 
