@@ -288,7 +288,7 @@ class Compute:
     def _forget(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         if self.critic is not None:
-            self.critic.forget()
+            self.critic.optimizer.zero_grad(set_to_none=True)
 
 
 def loss_input(

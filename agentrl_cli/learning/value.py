@@ -65,10 +65,6 @@ class Critic:
         nn.utils.clip_grad_norm_(self.head.parameters(), max_norm)
         self.optimizer.step()
 
-    def forget(self) -> None:
-        """Drop the gradient."""
-        self.optimizer.zero_grad(set_to_none=True)
-
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -27,6 +27,7 @@ from agentrl_cli.errors import ModelError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.save import BASE, save_model
 from agentrl_cli.paths import utf8_name
+from agentrl_cli.store.holder import start_of
 
 CHECKSUMS = "checksums.json"
 FREE = frozenset({CHECKSUMS, "README.md"})
@@ -134,7 +135,10 @@ def sweep(parent: Path, name: str = "") -> None:
     """
     for path in sorted(parent.glob(".*-*")) if parent.is_dir() else ():
         found = LEFTOVER.fullmatch(path.name)
-        if found is None or (name and found["name"] != name) or _alive(int(found["pid"])):
+        if found is None or (name and found["name"] != name):
+            continue
+        # Our own leftovers are those of a save that failed.
+        if int(found["pid"]) != os.getpid() and start_of(int(found["pid"])) is not None:
             continue
         place = path.with_name(found["name"])
         if (
@@ -145,19 +149,6 @@ def sweep(parent: Path, name: str = "") -> None:
             path.rename(place)
         else:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    """Whether another process has this number; our own leftovers are those of a save that failed."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def load_state(folder: Path) -> dict[str, Any]:
