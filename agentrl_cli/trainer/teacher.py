@@ -151,7 +151,12 @@ class Server:
             )
 
     def __call__(self, segments: Sequence[Segment]) -> list[Float32]:
-        """[n] log-probabilities of the trained tokens of each sequence."""
+        """[n] log-probabilities of the trained tokens of each sequence. Raises ConfigError for one with images."""
+        if any(segment.images for segment in segments):
+            raise ConfigError(
+                "A server's teacher reads text alone, and an episode of this step has images.",
+                hint="Name a local teacher: algo.advantage.teacher.",
+            )
         ids = [segment.ids.tolist() for segment in segments]
         answers = self._ask(ids, lambda answer: part(choice_of(answer), "logprobs"))
         pairs = zip(segments, ids, answers, strict=True)

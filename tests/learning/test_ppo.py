@@ -395,6 +395,12 @@ async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, exper
             found.append(np.sort(np.concatenate(scores)))  # the order of the end is not fixed
     assert np.isfinite(found[0]).sum() > 20
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    with scoring(expert, tokenizer) as url:
+        async with trainer_of(tmp_path / "seen", folder, algo=by(url)) as trainer:
+            learner: Any = trainer.learner
+            seen = Segment(np.arange(3, dtype=np.int32), np.arange(3) > 1, (b"an image",))
+            with pytest.raises(ConfigError, match="reads text alone"):
+                learner.teacher.server([seen])
     with scoring(expert, tokenizer, cut=True) as url, pytest.raises(ModelError, match="no log-pro"):
         async with trainer_of(tmp_path / "c", folder, algo=by(url)):
             pass
