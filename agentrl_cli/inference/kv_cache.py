@@ -313,9 +313,6 @@ class FixedKVCache(KVCache):
         request.block_table = self.tables[request.slot]
         return 0 if cached is None else min(common(cached.ids, request.context), request.length - 1)
 
-    def add_prefix(self, ids: Int32) -> tuple[Cached, int] | None:
-        return None
-
     def keep(self, request: TokenSequence) -> None:
         self.turns[request.key] = Cached(request.context[:-1], request.block_table, request.slot)
 

@@ -2,8 +2,8 @@
 
     reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed,timeout -tag:seen
 
-Terms are joined by *and*; `-` in front negates one; a comma means *or*. Numbers take `<`, `<=`, `>`, `>=`, `a..b`,
-`a..` and `none`; names take `*` and `?`, ignoring case; a bare word searches the text. Nothing here runs a
+Terms are joined by *and*; `-` in front negates one; a comma means *or*. Numbers take `<`, `<=`, `>`, `>=`, `a..b` and
+`a..`; names take `*` and `?`, ignoring case; both take `none`; a bare word searches the text. Nothing here runs a
 query.
 """
 
@@ -235,6 +235,8 @@ def _name(column: str, value: str) -> Where:
 
 
 def _lookup(condition: str, columns: Sequence[str], value: str) -> Where:
+    if value == "none":
+        return f"NOT coalesce({condition.format(1)}, 0)", []
     found = [_name(column, value) for column in columns]
     where = " OR ".join(sql for sql, _ in found)
     return condition.format(where), [param for _, params in found for param in params]
@@ -248,6 +250,8 @@ def _outcome(value: str) -> Where:
 
 
 def _flag(value: str) -> Where:
+    if value == "none":
+        return "e.flags IN ('', '[]')", []
     return "e.flags LIKE ? ESCAPE '\\'", [f'%"{_like(value).replace("*", "%")}"%']
 
 
