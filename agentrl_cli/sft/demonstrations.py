@@ -148,7 +148,8 @@ def demonstrations(
 def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
     """Endless rows for demonstrations: the pack's generated ones that are not in its files.
 
-    Without a generator, or once it gives nothing new, the rows of the training split in turn.
+    Without a generator, or once it gives nothing new, the rows of the training split in turn. Raises ConfigError if
+    that is empty.
     """
     if hasattr(pack.module, "generate"):
         splits = [split for split in pack.splits() if split not in pack.sources]
@@ -163,6 +164,8 @@ def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
                 break
     plain = replace(pack, template="{prompt}")  # `_task` writes the prompt into the template
     rows = [{"prompt": list(task.prompt), **task.data} for task in plain.tasks("train")]
+    if not rows:
+        raise ConfigError(f"{pack.name} has no rows to train on: its split 'train' is empty.")
     while True:
         yield from random.Random(seed).sample(rows, len(rows))
         seed += 1
@@ -180,8 +183,8 @@ def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
     """Return a demonstration as the forward sees it: ids, and which of them the model would have sampled."""
     shown, images = place_images(messages, (), chat.images, pack.dir)
     rendered = chat.conversation(shown, pack.schemas)
-    origin = np.asarray(rendered.origin)
-    return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)
+    trained = np.asarray(rendered.origin) == Origin.MODEL
+    return Segment(np.asarray(rendered.ids, np.int32), trained, images)
 
 
 def drill(

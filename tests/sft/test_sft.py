@@ -518,7 +518,13 @@ def test_a_cold_start_from_demonstrations_alone(
     folder = write_project(cli.folder, model, train={"token_budget": 64})
     words = "--steps 12 --lr 0.02".split()
     cli("sft", "none", *words, code=2, said="has no demonstrations")
-    (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
+    code, rows = (folder / "task.py").read_text(), folder / "data" / "train.jsonl"
+    (folder / "task.py").write_text(code + "\n\ndef solve(row):\n    return []\n")
+    given = rows.read_text()
+    rows.write_text("")
+    cli("sft", "none", *words, code=2, said="has no rows to train on")
+    rows.write_text(given)
+    (folder / "task.py").write_text(code + DEMONSTRATIONS)
     loss = cli.json("sft", "cold", *words)["loss"]
     assert loss < 5.2, "a uniform guess costs ln 261 = 5.56"
     assert {budget for _, budget in batches_seen} == {64}
