@@ -33,7 +33,7 @@ def tool_message(text: str, id_: str = "c00000000") -> Message:
     return {"role": "tool", "tool_call_id": id_, "name": "run_python", "content": text}
 
 
-def test_tiny_template_is_short_and_exact(chat: Chat) -> None:
+def test_tiny_template_is_short_and_exact_with_origins_and_spans(chat: Chat) -> None:
     prompt = chat.prompt([SYSTEM, USER], [PYTHON])
     assert prompt.text == (
         "<|im_start|>system\nYou solve tasks.\n<tools>\n"
@@ -41,12 +41,6 @@ def test_tiny_template_is_short_and_exact(chat: Chat) -> None:
         "</tools><|im_end|>\n<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert chat.decode(prompt.ids) == prompt.text
-    bare = chat.prompt([USER])
-    assert bare.text == "<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_prompt_origins_and_spans(chat: Chat) -> None:
-    prompt = chat.prompt([SYSTEM, USER], [PYTHON])
     texts = {
         origin: chat.decode(
             [id_ for id_, own in zip(prompt.ids, prompt.origin, strict=True) if own == origin]
@@ -57,6 +51,8 @@ def test_prompt_origins_and_spans(chat: Chat) -> None:
     start = prompt.spans[1][1]
     assert prompt.spans == (("system", 0, start), ("user", start, len(prompt)))
     assert chat.decode(prompt.ids[start:]).startswith("<|im_start|>user\n")
+    bare = chat.prompt([USER])
+    assert bare.text == "<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
 
 
 # verl#6921: the newline after <|im_end|> was lost at every assistant-tool boundary for a year.

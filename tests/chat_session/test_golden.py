@@ -24,7 +24,7 @@ from agentrl_cli.paths import bundled_model
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.types import Episode, Tokens
+from agentrl_cli.types import Episode
 from tests.helpers import session
 from tests.helpers.chat import call
 from tests.helpers.session import scripted
@@ -322,12 +322,6 @@ def _hash(numbers: Any) -> str:
     return hashlib.sha256(np.asarray(numbers, np.int32).tobytes()).hexdigest()[:16]
 
 
-def _tokens(tokens: Tokens) -> list[Any]:
-    """Return the number of tokens, hashes of ids and origins, and the sum of the log-probabilities."""
-    logp = round(float(np.nansum(tokens.logp_policy)), 2)
-    return [len(tokens), _hash(tokens.ids), _hash(tokens.origin), logp + 0.0]
-
-
 def stable(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events without what depends on the machine or the day; tokens of a turn joined to one text."""
     found: list[dict[str, Any]] = []
@@ -357,7 +351,12 @@ def stable(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def stored(episode: Episode) -> dict[str, Any]:
-    """Return everything about a stored episode that does not depend on the machine or the day."""
+    """Return everything about a stored episode that does not depend on the machine or the day.
+
+    `tokens`: their number, hashes of ids and origins, and the sum of the log-probabilities.
+    """
+    tokens = episode.tokens
+    logp = round(float(np.nansum(tokens.logp_policy)), 2) + 0.0
     return {
         "task": episode.task_id,
         "kind": episode.kind,
@@ -373,7 +372,7 @@ def stored(episode: Episode) -> dict[str, Any]:
             [part.name, part.value, part.weight, part.primary, part.detail]
             for part in episode.reward_parts
         ],
-        "tokens": _tokens(episode.tokens),
+        "tokens": [len(tokens), _hash(tokens.ids), _hash(tokens.origin), logp],
         "turns": [
             {
                 "role": turn.role,

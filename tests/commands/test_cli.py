@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,17 +308,14 @@ def test_eval_heeds_the_limit_of_tasks(
     assert cli.json(*base, "--set", "task.limit=3", *args)["settings"]["tasks"] == count
 
 
-def leaves() -> Iterator[tuple[str, Any]]:
-    for name in commands():
-        command = load_command(name)
-        yield name, command
-        yield from (
-            (f"{name} {inner}", child) for inner, child in getattr(command, "commands", {}).items()
-        )
-
-
 def test_every_help_has_two_examples_and_describes_every_option(cli: Cli) -> None:
-    for path, command in leaves():
+    groups = {name: load_command(name) for name in commands()}
+    inner = {
+        f"{name} {part}": child
+        for name, command in groups.items()
+        for part, child in getattr(command, "commands", {}).items()
+    }
+    for path, command in {**groups, **inner}.items():
         page = cli(*path.split(), "--help")
         examples = re.findall(r"^ +agentrl ", page.partition("Examples:")[2], re.MULTILINE)
         assert len(examples) >= 2 and "<bool>" not in page and "install-completion" not in page

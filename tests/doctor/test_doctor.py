@@ -73,12 +73,14 @@ def test_every_check_answers_and_the_minimum_of_the_project_counts(cli: Cli) -> 
         assert sandbox.detail.rstrip(": ") == sandbox.detail and sandbox.fix[0] != " "
 
 
-def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
-    def found(backend: str, least: Any) -> Check:
+def test_a_store_that_is_none_fails_and_the_backend_of_the_project_counts(tmp_path: Path) -> None:
+    def found(backend: str, least: Any, name: str = "sandbox") -> Check:
         config = Config(sandbox=SandboxConfig(backend=backend, min_level=least))
         checks = check_machine(tmp_path / "s.db", config)
-        return next(check for check in checks if check.name == "sandbox")
+        return next(check for check in checks if check.name == name)
 
+    (tmp_path / "s.db").write_text("not a database, only text that is long enough" * 20)
+    assert found("auto", "ns", "store").status == "fail"
     if sandbox_level()[0] not in ("ns", "docker"):
         pytest.skip("no strong sandbox starts here")
     for backend, least, status, *said in (
@@ -90,14 +92,6 @@ def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
         check = found(backend, least)
         assert check.status == status
         assert [text for text in said if text not in f"{check.detail} {check.fix}"] == []
-
-
-def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_text(
-        "this is not a database, only text that is long enough to be looked at" * 20
-    )
-    store = next(check for check in check_machine(tmp_path / "s.db") if check.name == "store")
-    assert store.status == "fail"
 
 
 def test_a_template_is_audited(cli: Cli, tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_what_no_pack_can_be_made_of_says_what_it_has(
     init: Init, tmp_path: Path, name: str, text: str | None, says: list[str]
 ) -> None:
     (tmp_path / "a folder").mkdir()
+    (tmp_path / "tool.py").write_text(TOOLS)
     if text is not None:
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     code, err = init("mine", "--from", name)
@@ -451,12 +452,17 @@ SHORTER = {
 }
 
 
-def tiny_qwen(folder: Path) -> None:
-    """Random weights of Qwen2.5's architecture, and the bundled tokenizer and template."""
-    left_out = shutil.ignore_patterns("*.safetensors", "config.json")
-    shutil.copytree(bundled_model(), folder, ignore=left_out)
-    torch.manual_seed(0)
-    config = Qwen2Config(
+def test_the_page_of_a_real_run_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "real-run.md").read_text(encoding="utf-8")
+    lines = console("real-run.md")
+    settings = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert settings is not None and len(lines) == 14
+    # random weights of Qwen2.5's architecture, and the bundled tokenizer and template
+    weights = shutil.ignore_patterns("*.safetensors", "config.json")
+    tiny = Qwen2Config(
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -466,24 +472,16 @@ def tiny_qwen(folder: Path) -> None:
         tie_word_embeddings=True,
         max_position_embeddings=1024,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-
-
-def test_the_page_of_a_real_run_runs_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "real-run.md").read_text(encoding="utf-8")
-    lines = console("real-run.md")
-    settings = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert settings is not None and len(lines) == 14
     said = {}
     for line in lines:
         words = shlex.split(line.replace("--steps 101", "--steps 2"))
         if words[0] == "cd":
             monkeypatch.chdir(words[1])
             # a folder has precedence over the hub's name
-            tiny_qwen(Path("Qwen/Qwen2.5-0.5B-Instruct"))
+            folder = Path("Qwen/Qwen2.5-0.5B-Instruct")
+            shutil.copytree(bundled_model(), folder, ignore=weights)
+            torch.manual_seed(0)
+            Qwen2ForCausalLM(tiny).save_pretrained(folder)
             Path("qwen.yaml").write_text(settings[1].replace("steps: 100", "steps: 1"))
             continue
         brief = [] if "--dry-run" in words else SHORTER.get(words[1], [])

@@ -57,8 +57,7 @@ from tests.helpers.tui import (
     visible,
     walk,
 )
-
-EP = "ep0120003"
+from tests.tui.test_replay import EP, replay
 
 
 def fill(path: Path) -> None:
@@ -95,10 +94,6 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("more") / "agentrl.db"
     fill(path)
     return path
-
-
-def replay(db: Path, episode: str = EP) -> AgentApp:
-    return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
 
 
 async def test_words_are_explained_in_every_screen(db: Path) -> None:

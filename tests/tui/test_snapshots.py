@@ -51,22 +51,16 @@ class Scripted(ChatClient):
         super().__init__([])
         self.given, self.stays = list(events), stays
 
-    async def start(self) -> None:
-        """Nothing to start."""
-
-    async def send(self, op: str, **values: Any) -> None:
-        """Nothing receives it."""
-
     async def events(self) -> AsyncIterator[Event]:
         for event in self.given:
             yield event
         if self.stays:
             await asyncio.Event().wait()
 
-    async def kill(self) -> None:
-        """Nothing to end."""
+    async def nothing(self, *given: Any, **values: Any) -> None:
+        """Nothing is started, nothing receives a request, and nothing ends."""
 
-    stop = kill
+    start = send = kill = stop = nothing
 
 
 def turn_event(episode: Episode, turn: Turn, decoder: TokenTexts) -> Event:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from textual.geometry import Size
-from textual.pilot import Pilot
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.diagnosis import diagnose, stages
@@ -52,27 +51,24 @@ def app(path: Path, run: str = "grpo-07", *, follow: bool = False) -> AgentApp:
     return AgentApp(path, lambda reader: WatchScreen(reader, run, follow=follow))
 
 
-async def until_lines(pilot: Pilot[int], *texts: str) -> None:
-    for text in texts:
-        await until_text(pilot, text)
-
-
 async def test_every_size_shows_what_fits_and_what_is_new(db: Path) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_lines(pilot, "worth a look", "does not move: CLIPPED 0.031, NO SIGNAL 0.38")
-        await until_lines(pilot, "ROLLOUT [", "p pause / resume", "ETA", "LIVE", "tool error")
+        await walk(pilot, ("worth a look",), ("does not move: CLIPPED 0.031, NO SIGNAL 0.38",))
+        await walk(
+            pilot, ("ROLLOUT [",), ("p pause / resume",), ("ETA",), ("LIVE",), ("tool error",)
+        )
         for size, texts in (
             ((100, 30), ("grpo-07", "HEALTH", "worth a look")),
             ((60, 15), ("step 40", "a larger terminal")),
         ):
             await pilot.resize_terminal(*size)
-            await until_lines(pilot, *texts)
+            await walk(pilot, *((text,) for text in texts))
             await pilot.press(*"234567891")
         await pilot.resize_terminal(*SMALL)
-        await until_lines(pilot, "ALERTS", "tool error rate 3%")
+        await walk(pilot, ("ALERTS",), ("tool error rate 3%",))
         with Store.open(db) as store:
             store.runs.add_step("run7", 41, {"reward": 0.777})
-        await until_lines(pilot, "step 41/400", "0.777")
+        await walk(pilot, ("step 41/400",), ("0.777",))
 
 
 async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
@@ -82,7 +78,7 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
         for key, answer in (("p", "n"), ("X", "escape"), ("k", "y"), ("E", "y")):
             await press(pilot, key, then="y yes")
             await press(pilot, answer, then=lambda: isinstance(pilot.app.screen, WatchScreen))
-        await until_lines(pilot, "waiting: checkpoint", "│ evaluate  ")
+        await walk(pilot, ("waiting: checkpoint",), ("│ evaluate  ",))
         assert "0.0001 → 0.00015" in await press(pilot, "plus", then="y yes")
         await walk(
             pilot,
@@ -222,14 +218,14 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
             for step in range(1, 41):
                 store.runs.add_step(name, step, {"reward": 0.3})
     async with app(db).run_test(notifications=True, size=(200, 55)) as pilot:
-        await until_lines(pilot, "REWARD 0.", "ADVANTAGE")
+        await walk(pilot, ("REWARD 0.",), ("ADVANTAGE",))
         middle = pilot.app.screen.query_one("#curves")
         assert middle.region.x < 60 and middle.region.width >= 110
         assert pilot.app.screen.query_one("#strip").region.height == 5
         for number in "12":
             await press(pilot, "C", then="curves of other trainings")
             await press(pilot, number, then=lambda: isinstance(pilot.app.screen, WatchScreen))
-        await until_lines(pilot, "⠒ grpo-05", "⠒ grpo-06", "vs 0.3 0.3", "COMPARE grpo-06")
+        await walk(pilot, ("⠒ grpo-05",), ("⠒ grpo-06",), ("vs 0.3 0.3",), ("COMPARE grpo-06",))
         text = await press(pilot, "f", *"ent|norm", "enter", then="metrics with 'ent|norm'")
         assert "grad_norm" in text and "kl" not in text.split("metrics with")[1]
         assert "last 100 steps" in await press(pilot, "y", "z", then="log axis")
