@@ -35,7 +35,7 @@ test-core: $(VENV)/.dev $(TEMPLATES)  ## the core's suite in a copy without any 
 	rm -rf .cache/core && $(BIN)/python -m tests.helpers.core .cache/core -q -n $(JOBS) --dist worksteal $(SOME) $(ARGS)
 
 test-classes: $(VENV)/.dev  ## every decoder class of transformers: sampled, trained, compared
-	$(BIN)/python -m pytest -q -n $(JOBS) -m classes $(ARGS) tests/inference/test_engines.py
+	$(BIN)/python -m pytest -q -n $(JOBS) -m classes $(ARGS) tests/inference/test_architectures.py
 
 test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2

@@ -59,13 +59,13 @@ MUTATIONS = (
         "inference: a greedy token keeps the log-probability of a sampled one",
         "sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)",
         "sampled = torch.where(greedy, sampled, sampled)",
-        "inference/test_policy.py",
+        "inference/test_sampler.py inference/test_policy.py",
     ),
     Mutation(
         "inference: every token of a turn uses the same random number",
         "r.uniforms[len(r.out) + n] for r, n in given",
         "r.uniforms[0] for r, n in given",
-        "inference/test_policy.py",
+        "inference/test_sampler.py inference/test_policy.py",
     ),
     Mutation(
         "agents: tools are ignored when a message tree is searched",

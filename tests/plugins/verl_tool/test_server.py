@@ -1,18 +1,13 @@
 """The tool server: calls that run exactly once, state that survives a restart, and verl-tool's wire format."""
 
 import asyncio
-import contextlib
 import copy
-import itertools
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
-import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +15,23 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import load_parser
-from agentrl_cli.commands import main
-from agentrl_cli.config import RolloutConfig
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _read_boxed
 from agentrl_cli.plugins.verl_tool.bodies import CallsBody
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
 from agentrl_cli.plugins.verl_tool.command import listening
 from agentrl_cli.plugins.verl_tool.journal import Journal
-from agentrl_cli.plugins.verl_tool.mcp import mcp_server, serve_http
-from agentrl_cli.plugins.verl_tool.parser import PARSER
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
-from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.types import Outcome, Task, ToolResult
-from tests.helpers.chat import add, call, schema
+from tests.helpers.chat import call, schema
 from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
-from tests.helpers.processes import alive, descendants, run_code, soon
+from tests.helpers.processes import alive, descendants, run_code
 from tests.helpers.remote import server
 from tests.helpers.train import Started, start
 from tests.helpers.web import calls
@@ -766,227 +755,9 @@ async def test_no_page_of_a_browser_reaches_the_tools(tmp_path: Path, token: str
 
 # --- hostile texts and bodies: read in linear time, answered with a sentence ---
 
-TOOLS = [schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<python>",
-        "</python>",
-        "<bash>",
-        "```python\n",
-        "``` ",
-        "```input\n",
-        "\n```",
-        "<mcp_call>",
-        "<sql>x</sql>",
-    ],
-)
-def test_a_text_of_tags_is_read_in_linear_time(unit: str) -> None:
-    assert exponent(lambda n: parse_text(unit * n, PARSER, TOOLS), 500) < 1.5
-
-
-PATHS = ("/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation")
-TEXTS = (
-    b"",
-    b"\xff",
-    b"[]",
-    b"5",
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    b'{"trajectory": "\\ud800"}',
-)
-OPENS: dict[str, list[Any]] = {
-    "tools": [5, "add", {"add": 1}, [5], [[]], [None], "", True],
-    "task": [5, [1], {"data": 5}, {"prompt": 5}, {"prompt": ["x"]}, {"pack": [1]}],
-    "seed": ["x", None, -1, 1.5, True, 10**30, []],
-}
-EXTRAS = (5, [5], "x", {"a": 1}, [[["a", 1]]], [None])
-KEYS = "trajectory tools task seed calls trajectories trajectory_ids actions extra_fields".split()
-VALUES: list[Any] = [
-    *(None, 5, "", "a", "b", [], {}, ["a"], [5], [None], {"a": 1}, True, -1, 1e300, "\ud800", [[]]),
-    [{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}],
-    [{"finish": 1}],
-    [{"key": []}],
-]
-
-
-def bodies() -> Iterator[tuple[str, bytes]]:
-    """(path, body) of requests that must not be answered with 500."""
-    yield from itertools.product(PATHS, TEXTS)
-    for name, values in OPENS.items():
-        yield from (("/v1/open", json.dumps({name: value}).encode()) for value in values)
-    for extra in EXTRAS:
-        asked = {"trajectory_ids": ["a"], "actions": ["x"], "extra_fields": extra}
-        yield "/get_observation", json.dumps(asked).encode()
-    rng = random.Random(18)
-    for _ in range(800):
-        path = rng.choice([*PATHS, "/get_observation"])
-        chosen = rng.sample(KEYS, rng.randint(1, 4))
-        chosen += ["trajectory_ids", "actions"] * ("get" in path)
-        yield path, json.dumps({key: rng.choice(VALUES) for key in chosen}).encode()
-
-
-REFUSED: list[tuple[str, Any]] = [
-    ("/get_observation", {"extra_fields": 5, "trajectory_ids": ["a"], "actions": ["x"]}),
-    ("/v1/open", {"tools": 5}),
-    ("/v1/call", []),
-    ("/v1/call", {}),
-    ("/v1/call", {"calls": [1]}),
-    ("/v1/call", {"calls": [{"trajectory": "t", "arguments": {}}]}),
-]
-
-
-async def test_bodies(tmp_path: Path) -> None:
-    from aiohttp.test_utils import TestClient, TestServer
-
-    wrong: Counter[int] = Counter()
-    async with world(tmp_path / "j.db", [as_tool(add)]) as trajectories:
-        server = ToolServer(trajectories, load_parser("hermes"), token="")
-        async with TestClient(TestServer(server.app())) as client:
-            for path, body in bodies():
-                async with client.post(path, data=body) as answer:
-                    said = await answer.json()
-                    assert answer.status < 500, (path, body[:200], said)
-                    assert answer.status == 200 or said["error"]["message"], (path, body[:200])
-                    wrong[answer.status] += 1
-            for path, given in REFUSED:
-                assert (await client.post(path, json=given)).status == 400, given
-    assert wrong[200] > 40 and wrong[400] > 200
-
-
-async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rollout(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    more = {
-        "open_session": sandbox.session,
-        "limits": RolloutConfig().replace(observation={"chars": 60}),
-        "sessions": {"quick": {"wall": 0.4}, "other": {"wall": 2.5}},
-    }
-    async with world(tmp_path / "j.db", [as_tool("run_python")], **more) as server:
-        for pack, says in (("quick", "timed out after 0.4 s"), ("other", "")):
-            await server.open(pack, {"task": {"pack": pack}})
-            slow, long = {"code": "import time; time.sleep(0.8)"}, {"code": "print('x' * 500)"}
-            answer = await server.call(Call(pack, "1", "run_python", slow))
-            assert says in answer["result"]["text"], answer
-            found = (await server.call(Call(pack, "2", "run_python", long)))["result"]
-            assert found["truncated"] and len(found["text"]) < 100
-
-
-async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    code, tools = {"code": "import random; random.random()"}, [as_tool("run_python")]
-    seen = []
-    for key in ("a", "b"):
-        async with world(tmp_path / "j.db", tools, open_session=sandbox.session) as server:
-            await server.open("t", {"seed": 4})
-            answer = await server.call(Call("t", key, "run_python", code))
-            seen.append(answer["result"]["text"])
-    fresh = await sandbox.session(seed=4)
-    assert [(await fresh.cell(code["code"])).text() for _ in seen] == seen
-
 
 # --- a pack's tools by MCP, with the official client: state per session, over stdio and streamable HTTP ---
-
-TOTAL = '''
-def add(by: int, ctx: ToolContext) -> str:
-    """Add to the total.
-
-    Args:
-        by: How much.
-    """
-    print("noise on stdout")
-    ctx.state["total"] = ctx.state.get("total", 0) + by
-    return str(ctx.state["total"])
-'''
-
-
-def shot() -> ToolResult:
-    """Show a JPEG."""
-    return ToolResult("", images=(b"\xff\xd8\xff\xe0",))
 
 
 async def bumped(client: Any, by: int) -> str:
     return str((await client.call_tool("bump", {"by": by})).content[0].text)
-
-
-def left(path: Path) -> list[int]:
-    """Numbers of trajectories that are open in a journal, and of calls."""
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        queries = ("trajectories WHERE closed IS NULL", "calls")
-        return [db.execute(f"SELECT count(*) FROM {one}").fetchone()[0] for one in queries]
-
-
-async def test_a_state_for_each_session_over_http(tmp_path: Path) -> None:
-    mcp = pytest.importorskip("mcp")
-    import httpx2
-    from mcp.client.streamable_http import streamable_http_client
-
-    headers, path = {"Authorization": "Bearer secret"}, tmp_path / "j.db"
-    with contextlib.closing(Journal(path)) as journal:
-        for name in ("mcp-killed", "other"):  # of a server that was killed, and of another protocol
-            journal.open(name, {})
-            journal.begin(name, "k", "bump", {"by": 1})
-    async with world(path, [Tally().tool, as_tool(shot)]) as trajectories:
-        limited = ToolServer(trajectories, load_parser("hermes"), token="")
-        names = {"tools.example"}
-        async with serve_http(
-            mcp_server(limited), "127.0.0.1", 0, "secret", names, 60.0
-        ) as address:
-
-            @contextlib.asynccontextmanager
-            async def client(**more: str) -> Any:
-                async with (
-                    httpx2.AsyncClient(headers=headers | more, timeout=None) as http,
-                    mcp.Client(streamable_http_client(address, http_client=http)) as found,
-                ):
-                    yield found
-
-            async def session(by: int) -> list[str]:
-                async with client() as one:
-                    return [await bumped(one, by) for _ in range(3)]
-
-            said = await asyncio.gather(*map(session, range(1, 9)))
-            assert said == [[str(by * times) for times in (1, 2, 3)] for by in range(1, 9)]
-            await soon(lambda: not len(trajectories) and left(path) == [1, 1])
-            async with client() as one:
-                assert [tool.name for tool in (await one.list_tools()).tools] == ["bump", "shot"]
-                wrong = await one.call_tool("bump", {"by": "much"})
-                assert wrong.is_error and "by" in wrong.content[0].text
-                assert (await one.call_tool("other", {})).is_error
-                assert await bumped(one, 2) == "2"
-            async with client(Host="tools.example:8443") as one:  # as --allow-host allows
-                shown = (await one.call_tool("shot", {})).content[1]
-                assert (shown.mime_type, shown.data[:4]) == ("image/jpeg", "/9j/")
-                limited.limit = 0
-                full = await one.call_tool("bump", {"by": 1})
-                assert full.is_error and "the limit is 0" in full.content[0].text
-                await soon(lambda: left(path) == [2, 2])  # its own, and the other protocol's
-            async with httpx2.AsyncClient(timeout=None) as http:
-                assert (await http.post(address, json={})).status_code == 401
-                origin = {**headers, "Origin": "http://evil.example"}
-                assert (await http.post(address, json={}, headers=origin)).status_code == 403
-        assert trajectories.journal.is_known("other")
-    assert left(path) == [1, 1]
-
-
-async def test_the_command_on_stdin_and_stdout(tmp_path: Path) -> None:
-    mcp = pytest.importorskip("mcp")
-    (tmp_path / "tool.py").write_text("from agentrl_cli.tools import ToolContext\n" + TOTAL)
-    with contextlib.chdir(tmp_path):
-        assert main(["init", "shop", "--from", "tool.py"]) == 0
-    words = "-m agentrl_cli tools serve --mcp --stdio --project shop".split()
-    words += "--set sandbox.backend=bare --set sandbox.min_level=bare".split()
-    parameters = mcp.StdioServerParameters(command=sys.executable, args=words, cwd=tmp_path)
-    said = tmp_path / "said"
-    with said.open("w") as log:
-        async with mcp.Client(mcp.stdio_client(parameters, errlog=log)) as client:
-            names = {tool.name for tool in (await client.list_tools()).tools}
-            assert {"add", "calculator"} <= names
-            for total in ("2", "4"):
-                found = await client.call_tool("add", {"by": 2})
-                assert found.content[0].text == total
-    assert "WARNING" in said.read_text()
-    assert await soon(lambda: left(tmp_path / "shop" / "runs" / "tool-server.db") == [0, 0])
