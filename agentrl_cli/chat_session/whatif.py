@@ -188,7 +188,8 @@ class WhatIf:
             self.emit("rerun", **rerun_object(item))
         if self.given.verify:
             return
-        total = sum(part.value * part.weight for part in parts)
+        graded = any(part.primary for part in parts)
+        total = sum(part.value * part.weight for part in parts) if graded else None
         siblings = [row for row in self.past.siblings if row.id != episode.id]
         others = [row.reward for row in siblings if row.reward is not None]
 
@@ -198,7 +199,7 @@ class WhatIf:
 
         after = advantage(total)
         same, child = all(item.same for item in reruns), ""
-        if same and parts and total != episode.reward:
+        if same and graded and total != episode.reward:
             child = self._keep_rescored(tuple(parts), after)
         self.emit(
             "rewards",
@@ -218,11 +219,10 @@ class WhatIf:
     def _keep_rescored(self, parts: tuple[RewardPart, ...], advantage: float | None) -> str:
         """Store a child with the new rewards; only if no call diverged, since its tokens are the old ones."""
         episode, now = self.past.episode, time.time()
-        primary = next((part.value for part in parts if part.primary), None)
         outcome = Outcome.FAILED
         if episode.outcome in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS):
             outcome = episode.outcome
-        if primary is not None and primary >= 1.0:
+        if next(part.value for part in parts if part.primary) >= 1.0:
             outcome = Outcome.SOLVED
         child = episode.with_(
             id=new_id(), kind="whatif", parent_id=episode.id, parent_turn=len(episode.turns),

@@ -411,6 +411,9 @@ def test_an_agent_runs_again_with_the_recorded_answers_and_samples_a_turn_itself
     assert (status, events[1]["same"], events[1]["after"]) == (0, False, "7")
     status, events = tried(db, episode, "--turn", "3")
     assert status == 2 and "did not come to turn 3 again" in events[-1]["message"], events
+    code.write_text("def agent():\n raise RuntimeError('e')\n")
+    status, events = tried(db, episode, "--rerun")
+    assert (status, events[-2]["total_after"], events[-2]["after"]) == (0, None, []), "not graded"
 
 
 # --- games of several players: a conversation, a reward and an advantage for each ---
