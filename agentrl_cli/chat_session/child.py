@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from agentrl_cli.chat_session.conversation import Answer, failed_run
 from agentrl_cli.chat_session.open import open_session
 from agentrl_cli.chat_session.session import SETTINGS, Choices, Session, save
+from agentrl_cli.envs.tool_env import as_env_error
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Sampling, Tokens, ToolCall, Turn
@@ -107,8 +108,9 @@ class Server:
         async def handle() -> None:
             try:
                 await work
-            except AgentRLError as error:
-                self.emit({"ev": "error", "message": error.message, "hint": error.hint})
+            except Exception as error:  # noqa: BLE001 - an environment may raise anything, as when it rolls back
+                problem = as_env_error(error)
+                self.emit({"ev": "error", "message": problem.message, "hint": problem.hint})
             except asyncio.CancelledError:
                 self.emit({"ev": "note", "text": "cancelled"})
             finally:

@@ -71,12 +71,13 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         {"op": "set", "max_new_tokens": 0},
         {"op": "set", "temperature": -1},
         {"op": "task", "id": "²"},
+        {"op": "reward", "value": "x"},
         {"op": "user", "text": "hi"},
         {"op": "save"},
     ]
     code, events = await serve(requests, *script)
     kinds = [event["ev"] for event in events]
-    assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 8
+    assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 9
     assert [event["message"] for event in events if event["ev"] == "error"] == [
         "not a request: Expecting value: line 1 column 1 (char 0)",
         "unknown request 'nope'",
@@ -84,6 +85,7 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         "max_new_tokens is not 1 or above.",
         "temperature -1 is not 0 or above.",
         "No task named '²'.",
+        "ValueError: could not convert string to float: 'x'",
     ]
     assert "saved" in kinds and "token" in kinds
 
