@@ -69,9 +69,6 @@ class Hidden:
         self._prefix = prefix
         self._texts: list[str] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._texts)
-
     def replace(self, value: Any, pattern: re.Pattern[str]) -> Any:
         """Return a copy of `value` (text, list or mapping, any depth) with placeholders for what `pattern` matches."""
         if isinstance(value, str):

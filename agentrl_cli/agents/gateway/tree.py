@@ -152,11 +152,6 @@ class MessageTree:
         return Tokens.concat([node.tokens for node in self.nodes])
 
     @property
-    def leaves(self) -> list[Node]:
-        """The ends of the branches, in turn order."""
-        return [node for node in self.nodes if not node.children]
-
-    @property
     def contexts(self) -> dict[int, Sequence[ToolSchema] | None]:
         """The tools of each context that the chat template wrote, by the index of its first turn."""
         roots = [root for key, root in self._roots.items() if key != RAW]
@@ -165,7 +160,7 @@ class MessageTree:
     @property
     def forks(self) -> int:
         """Branches beyond the first."""
-        return max(len(self.leaves) - 1, 0)
+        return max(sum(not node.children for node in self.nodes) - 1, 0)
 
     def find(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], most: int, player: str = ""
