@@ -59,6 +59,7 @@ RAW = "_raw_arguments"
 """The only argument of a call that could not be read: its text."""
 LIMITS = ("max_turns", "context_length_exceeded")
 """Codes of a refused call that mean the episode's own end."""
+OPEN = ("additionalProperties", "allOf", "anyOf", "oneOf", "$ref")
 ACT: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -295,8 +296,9 @@ def _call(world: Any, function: Mapping[str, Any], tools: list[dict[str, Any]]) 
     if RAW in given:
         return f"Error: the arguments of {name} are not JSON.", False
     known, needed = schemas[name].get("properties", {}), schemas[name].get("required", ())
+    free = any(schemas[name].get(word) for word in OPEN)  # then others may be right, too
     if wrong := [key for key in needed if key not in given] + [
-        key for key in given if key not in known
+        key for key in given if key not in known and not free
     ]:
         has = ", ".join(known) or "none"
         return f"Error: {name} has the arguments {has}; check {', '.join(wrong)}.", False

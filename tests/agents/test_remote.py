@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -444,6 +445,11 @@ async def test_a_world_is_played_to_its_end_or_a_limit(
     with pytest.raises(NotFound, match="No game named 'sums'") as unknown:
         kind("sums").rows(1)
     assert unknown.value.hint == "Did you mean sum? There are: sum, product."
+    world = SimpleNamespace(call=lambda name, given: (f"{name} {given}", True))
+    parameters = {"properties": {"n": {"type": "integer"}}, "additionalProperties": True}
+    tools = [{"function": {"name": "act", "parameters": parameters}}]
+    done = program_loop._call(world, {"name": "act", "arguments": '{"m": 2}'}, tools)
+    assert done == ("act {'m': 2}", True), "arguments that the schema allows without naming them"
 
 
 # --- programs of agents in the sandbox ---
