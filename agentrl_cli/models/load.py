@@ -117,11 +117,18 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     """Return the tokenizer of a model folder, with `model.chat.template` in place of its own where one is given."""
     tokenizer = Tokenizer.load(folder)
     if config.chat.template in FAMILIES:
-        tokenizer.chat_template = family_template(config.chat.template)
+        # In place of both, where a model has another one for conversations with tools.
+        tokenizer.chat_template, tokenizer.tool_template = (
+            family_template(config.chat.template),
+            None,
+        )
     elif config.chat.template is not None:
         path = base / Path(config.chat.template).expanduser()
         try:
-            tokenizer.chat_template = path.read_text(encoding="utf-8")
+            tokenizer.chat_template, tokenizer.tool_template = (
+                path.read_text(encoding="utf-8"),
+                None,
+            )
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
                 f"No chat template at {path}: {error}.",

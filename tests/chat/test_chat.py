@@ -1,12 +1,15 @@
 """Delta rendering: the appended ids equal those of a full rendering; the drift guard finds those that do not."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli import ByteTokenizer, Chat, Tokenizer
+from agentrl_cli.config.models import ChatConfig, ModelConfig
 from agentrl_cli.errors import ModelError, TemplateError
+from agentrl_cli.models.load import load_tokenizer
 from agentrl_cli.types import Message, Origin, StopReason
 from tests.helpers.chat import bpe_json, metaspace_json, schema
 
@@ -193,6 +196,13 @@ def test_tokenizer_loads_a_folder(tmp_path: Path) -> None:
     text = "def f(x):\n    return x ** 2  # <tool_call> é 漢字"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert all(tokenizer.token_text(id_) for id_ in range(tokenizer.vocab_size))
+    two = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": two}))
+    (tmp_path / "mine.jinja").write_text("M")
+    for name, templates in ((None, ("D", "U")), ("mine.jinja", ("M", None))):
+        config = ModelConfig(chat=ChatConfig(template=name))
+        loaded = load_tokenizer(tmp_path, config, tmp_path)
+        assert (loaded.chat_template, loaded.tool_template) == templates
     (tmp_path / "chat_template.jinja").write_text("J")
     assert Tokenizer.load(tmp_path).chat_template == "J"
 
