@@ -54,7 +54,12 @@ def validation(
                 f" no split {config.train.eval.split!r} (train.eval.split)"
             )
     held, split, families = set(kept), config.train.eval.split, config.task.families
-    own = [task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)]
+    own = [
+        task
+        for pack in packs.values()
+        if split in (*pack.splits(), *pack.variants)
+        for task in pack.tasks(split)
+    ]
     tasks = [task for task in own if families is None or task.family in families]
     tasks += [task for task in train if task.id in held]
     if not tasks and config.train.eval.every:
@@ -101,8 +106,10 @@ def restart_curve(
 
 def sampling_of(config: TrainerSettings) -> dict[str, Any]:
     """Return the settings by which episodes of a training are sampled and scored."""
-    rollout = config.rollout.model_dump(mode="json", include={*LIMITS, "temperature"})
-    return {"rollout": rollout, "rewards": dict(config.rewards)}
+    return {
+        "rollout": config.rollout.model_dump(mode="json", include={*LIMITS, "temperature"}),
+        "rewards": dict(config.rewards),
+    }
 
 
 def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
@@ -110,7 +117,7 @@ def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Ta
     held: list[str] = []
     for name, pack in packs.items():
         own = [task.id for task in train if task.pack == name]
-        if config.train.eval.split not in pack.splits():
+        if config.train.eval.split not in (*pack.splits(), *pack.variants):
             count = min(len(own) // SHARE, config.train.eval.tasks)
             held += random.Random(f"{name} held out {config.seed}").sample(own, count)
     return held

@@ -28,6 +28,7 @@ from agentrl_cli.types import (
 )
 from tests.helpers.train import (
     TASK_PY,
+    TASK_YAML,
     after_training,
     episodes_of,
     settings,
@@ -352,6 +353,12 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
     write_pack(tmp_path / "many", rows=30)
     async with trainer_of(tmp_path / "many", model, train={"steps": 1}) as trainer:
         assert len(trainer.collector.tasks) == 30 and not trainer.eval_tasks
+    variants = "variants: {again: {path: data/test.jsonl}}\n"
+    (tmp_path / "many" / "task.yaml").write_text(TASK_YAML + variants)
+    again = {**EVERY, "eval_split": "again"}
+    async with trainer_of(tmp_path / "many", model, train=again) as trainer:
+        assert {task.split for task in trainer.eval_tasks} == {"again"}
+        assert len(trainer.collector.tasks) == 30
     few = write_pack(tmp_path / "few")
     async with after_training(few, model, train=EVERY) as (trainer, run):
         assert len(trainer.collector.tasks) == 6
