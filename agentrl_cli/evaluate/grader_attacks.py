@@ -203,14 +203,22 @@ async def _find_noise(pack: Pack, target: Target, sandbox: Sandbox | None) -> li
 
 
 def _judge(name: str, played: Sequence[tuple[Target, Attack, Episode]]) -> Iterator[Weakness]:
-    """Yield what one attack shows, over the tasks that it was played at."""
+    """Yield what one attack shows, over the tasks that it was played at, in one form or several."""
     wrong = [item for item in played if not item[1].is_right(item[0])]
+    tried = len({target.task.id for target, *_ in wrong})
     for kind, (works, explain) in _KINDS.items():
-        hits = [item for item in wrong if works(item[0], item[2])]
-        if hits and 2 * len(hits) >= len(wrong):
-            target, attack, episode = hits[0]
-            detail, answer = explain(target, episode), attack.texts[-1]
-            yield Weakness(name, kind, len(hits), len(wrong), target.task.id, answer, detail)
+        hits = {item[0].task.id: item for item in wrong if works(item[0], item[2])}
+        if hits and 2 * len(hits) >= tried:
+            target, attack, episode = next(iter(hits.values()))
+            yield Weakness(
+                name,
+                kind,
+                len(hits),
+                tried,
+                target.task.id,
+                attack.texts[-1],
+                explain(target, episode),
+            )
             return
 
 

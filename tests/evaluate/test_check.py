@@ -182,6 +182,7 @@ async def test_a_faulty_grader_is_named(name: str, tmp_path: Path) -> None:
     rows, code, rewards = PLANTED[name]
     found = await attack(write(tmp_path / "p", rows[:1], code, rewards), None)
     assert any(WORDS[name] in text for text in found), found
+    assert {*re.findall(r"of (\d+) tasks", " ".join(found))} <= {"1", "2", "3"}, "by task"
 
 
 @pytest.mark.parametrize("number", range(4))
