@@ -133,7 +133,7 @@ def demonstrations(
     while True:
         name = rng.choices(list(recipe.packs), list(recipe.packs.values()))[0]
         pack = packs[name]
-        row = next(row for row in rows[name] if not families or row["family"] in families)
+        row = next(row for row in rows[name] if not families or row.get("family", "") in families)
         if hasattr(pack.module, "demonstrate"):
             messages = pack.module.demonstrate(row, rng, recipe.tool_rate)
         else:

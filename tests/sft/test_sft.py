@@ -43,7 +43,15 @@ from agentrl_cli.sft.recipe import RecipeRun, find_recipe
 from agentrl_cli.sft.train import _backward, lessons, make, use_recipe
 from agentrl_cli.types import supports
 from tests.helpers.cli import Cli
-from tests.helpers.train import VOCABULARY, episodes_of, train_here, write_model, write_project
+from tests.helpers.train import (
+    TASK_PY,
+    VOCABULARY,
+    episodes_of,
+    train_here,
+    write_model,
+    write_pack,
+    write_project,
+)
 from tests.helpers.trees import episode, three_leaves
 
 SMALL = Recipe(
@@ -108,7 +116,7 @@ def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_fami
     assert not any("%" in m[1]["content"] or "**" in m[1]["content"] for m in drawn)
 
 
-def test_lessons_come_first_each_with_its_own_families_and_tool_rate() -> None:
+def test_lessons_come_first_each_with_its_own_families_and_tool_rate(tmp_path: Path) -> None:
     packs, chat = {"calc-task": load_pack("calc-task")}, Chat(_tiny())
     wanted = [Lesson(steps=2, families=["small"]), Lesson(steps=1)]
     recipe = Recipe(packs={"calc-task": 1.0}, steps=3, rows=24, tool_rate=0.0, lessons=wanted)
@@ -124,6 +132,13 @@ def test_lessons_come_first_each_with_its_own_families_and_tool_rate() -> None:
     recipe = dataclasses.replace(recipe, lessons=[Lesson(steps=1, families=["nowhere"])])
     with pytest.raises(ConfigError, match="calc-task does not train on: nowhere"):
         next(lessons(chat, packs, recipe))
+    shown = DEMONSTRATIONS.replace("generate", "_").replace('row["answer"]', '"5"')
+    mixed = write_pack(tmp_path / "mixed", code=TASK_PY + shown)
+    with (mixed / "data" / "train.jsonl").open("a") as file:
+        file.write('{"id": "x", "prompt": "Go."}\n')
+    recipe = dataclasses.replace(recipe, packs={"bandit": 1.0})
+    drawn = demonstrations(recipe, {"bandit": load_pack(mixed)}, 0, ["even"])
+    assert {row["family"] for _, row, _ in itertools.islice(drawn, 12)} == {"even"}
 
 
 def test_a_drill_is_a_copy() -> None:
