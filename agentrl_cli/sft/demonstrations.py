@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -119,13 +120,13 @@ def demonstrations(
     """Yield (pack, row, messages) without end: fresh rows, never one whose question stands in `data/`.
 
     `families` are those of a lesson; by default all that are trained on. Raises ConfigError for an unknown one, and
-    for a pack that solves none of its rows.
+    for a pack that generates no row of them or solves none.
     """
     for pack in packs.values():
         if unknown := set(families) - {task.family for task in pack.tasks("train")}:
-            names = ", ".join(sorted(unknown))
             raise ConfigError(
-                f"A lesson names families that {pack.name} does not train on: {names}."
+                f"A lesson names families that {pack.name} does not train on:"
+                f" {', '.join(sorted(unknown))}."
             )
     rng = random.Random(f"demonstrations {seed}")
     rows = {name: _fresh(pack, 1000 + seed) for name, pack in packs.items()}
@@ -133,11 +134,21 @@ def demonstrations(
     while True:
         name = rng.choices(list(recipe.packs), list(recipe.packs.values()))[0]
         pack = packs[name]
-        row = next(row for row in rows[name] if not families or row.get("family", "") in families)
-        if hasattr(pack.module, "demonstrate"):
-            messages = pack.module.demonstrate(row, rng, recipe.tool_rate)
-        else:
-            messages = pack.module.solve(row)
+        row = next(
+            (
+                row
+                for row in itertools.islice(rows[name], 10 * KNOWN)
+                if not families or row.get("family", "") in families
+            ),
+            None,
+        )
+        if row is None:
+            raise ConfigError(f"{pack.name} generates no rows of {', '.join(families)}.")
+        messages = (
+            pack.module.demonstrate(row, rng, recipe.tool_rate)
+            if hasattr(pack.module, "demonstrate")
+            else pack.module.solve(row)
+        )
         unsolved = 0 if messages else unsolved + 1
         if unsolved == KNOWN:
             raise ConfigError(f"{pack.name} has no solution of {unsolved} rows, one after another.")

@@ -139,6 +139,9 @@ def test_lessons_come_first_each_with_its_own_families_and_tool_rate(tmp_path: P
     recipe = dataclasses.replace(recipe, packs={"bandit": 1.0})
     drawn = demonstrations(recipe, {"bandit": load_pack(mixed)}, 0, ["even"])
     assert {row["family"] for _, row, _ in itertools.islice(drawn, 12)} == {"even"}
+    (mixed / "task.py").write_text(TASK_PY + DEMONSTRATIONS)
+    with pytest.raises(ConfigError, match="bandit generates no rows of even"):
+        next(demonstrations(recipe, {"bandit": load_pack(mixed)}, 0, ["even"]))
 
 
 def test_a_drill_is_a_copy() -> None:
