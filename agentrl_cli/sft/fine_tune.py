@@ -44,8 +44,7 @@ def fine_tune(
     `start` gets the number of steps and returns a function to call after each. Raises UsageError.
     """
     stored = filter is not None
-    shows = file is None and (share or not stored)
-    packs = _load_packs(config, base) if shows else {}
+    packs = _load_packs(config, base) if file is None and (share or not stored) else {}
     rows = from_file.read(file) if file is not None else []
     seed = int(given.get("seed", config.seed))
     # Without a store `RUN@best` would name no checkpoint.

@@ -69,23 +69,22 @@ def choose(
             hint="Trained are tokens that a model sampled: `agentrl rollout` makes some, `agentrl ls -f …` shows"
             " what a filter finds.",
         )
-    kept = [row for row in rows if row.id in found]
-    if tested := sum(row.kind == "eval" and row.split != "train" for row in kept):
-        narrate(
-            f"{tested} of {len(kept)} episodes are attempts of evaluations: their tasks do not measure a model that"
-            " has learned from them. -kind:eval in the filter leaves them out."
-        )
-    return [found[row.id] for row in kept]
+    return [found[row.id] for row in rows if row.id in found]
 
 
 def _select_sampled(rows: Sequence[EpisodeRow], narrate: Callable[[str], None]) -> list[EpisodeRow]:
-    """Return the graded rows with sampled tokens, and say how many have none."""
+    """Return the graded rows with sampled tokens; narrate how many have none, and how many are of evaluations."""
     graded = [row for row in rows if row.outcome is not None and not row.outcome.is_error]
     found = [row for row in graded if row.n_model_tokens]
     if len(found) < len(graded):
         count = f"{len(graded) - len(found)} of {len(graded)} episodes"
         narrate(
             f"{count} are left out: no model of this store sampled their tokens (imported, or never asked)."
+        )
+    if tested := sum(row.kind == "eval" and row.split != "train" for row in found):
+        narrate(
+            f"{tested} of {len(found)} episodes are attempts of evaluations: their tasks do not measure a model that"
+            " has learned from them. -kind:eval in the filter leaves them out."
         )
     return found
 

@@ -270,14 +270,11 @@ class Trainer:
         model = model if folder is None else pin_version(self.store, model, folder)
         found = (self.collector.tasks, self.packs.values(), self.loaded.hash, self.base, model)
         inputs = Inputs.of(*found, sampling_of(self.config))
+        size, greedy = self.config.rollout.group_size, self.greedy is not None
+        done = int(state.get("step", 0))
         inputs.keep_reference(self.store, self.run)
         if changed := inputs.settle(
-            self.store,
-            self.run,
-            int(state.get("step", 0)),
-            self.config.rollout.group_size,
-            greedy=self.greedy is not None,
-            accept=self.accept_changes,
+            self.store, self.run, done, size, greedy=greedy, accept=self.accept_changes
         ):
             self.reporter.log("warn", changed)
         self.store.episodes.cancel(self.run.id)
