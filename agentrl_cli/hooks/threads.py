@@ -34,6 +34,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from agentrl_cli.errors import EnvError, describe_error
 from agentrl_cli.registry.files import CALL, code_of, from_outside
+from agentrl_cli.registry.plugins import processors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -322,11 +323,6 @@ def _read_slowness(_: int) -> float:
     except OSError:  # no Linux: the average of the last minute
         wanting = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return max(1.0, wanting / processors())
-
-
-def processors() -> int:
-    """Return the number of processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OwnTime:

@@ -157,7 +157,6 @@ def spread_settings(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     None on one core, with less memory than `ROOM`, without a plugin that offers them, or if `config`, of a run, has
     other values than the defaults.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {}
     for key, (default, value) in offers("spread").items():
         section, _, name = key.partition(".")
@@ -165,7 +164,12 @@ def spread_settings(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
             return {}
         found[key] = value
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return found if (cores or 1) > 1 and memory > ROOM else {}
+    return found if processors() > 1 and memory > ROOM else {}
+
+
+def processors() -> int:
+    """Return the number of processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load(target: str) -> Offers:

@@ -21,8 +21,8 @@ from typing import Any, cast
 from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.config.yamlfile import read_as
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
-from agentrl_cli.hooks.threads import processors
 from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import processors
 from agentrl_cli.sandbox import cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost
 from agentrl_cli.sandbox.pool import GRADING

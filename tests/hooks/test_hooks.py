@@ -26,7 +26,6 @@ from agentrl_cli.evaluate import EvalResult
 from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
 from agentrl_cli.hooks.loggers import Logger, finite, flat, nest
-from agentrl_cli.hooks.threads import processors
 from agentrl_cli.hooks.waits import Watchman, waiting, waits
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.parts import open_parts
@@ -491,13 +490,3 @@ def test_a_hanging_logger_holds_nothing_up() -> None:
 
 
 # --- limits on time: what others take of the machine does not count, and what hangs ends ---
-
-
-def test_a_process_that_may_use_one_processor_is_slowed_by_what_wants_it() -> None:
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert processors() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert processors() == len(allowed)

@@ -1,6 +1,7 @@
 """Limits on time: what others take of the machine does not count, and what hangs ends."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.hooks.threads import TICK, OwnTime, slowness
+from agentrl_cli.registry.plugins import processors
 
 LIMIT = 0.05
 
@@ -88,3 +90,13 @@ async def test_an_error_of_the_body_and_no_limit() -> None:
         await asyncio.sleep(0)
     assert limit.seconds is None and not limit.expired()
     assert slowness() >= 1.0
+
+
+def test_a_process_that_may_use_one_processor_is_slowed_by_what_wants_it() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert processors() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert processors() == len(allowed)
