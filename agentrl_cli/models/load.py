@@ -116,19 +116,14 @@ def checkpoint_folder(
 def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     """Return the tokenizer of a model folder, with `model.chat.template` in place of its own where one is given."""
     tokenizer = Tokenizer.load(folder)
+    if config.chat.template is not None:
+        tokenizer.tool_template = None  # in place of both, where a model has one for tools
     if config.chat.template in FAMILIES:
-        # In place of both, where a model has another one for conversations with tools.
-        tokenizer.chat_template, tokenizer.tool_template = (
-            family_template(config.chat.template),
-            None,
-        )
+        tokenizer.chat_template = family_template(config.chat.template)
     elif config.chat.template is not None:
         path = base / Path(config.chat.template).expanduser()
         try:
-            tokenizer.chat_template, tokenizer.tool_template = (
-                path.read_text(encoding="utf-8"),
-                None,
-            )
+            tokenizer.chat_template = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
                 f"No chat template at {path}: {error}.",

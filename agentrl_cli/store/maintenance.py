@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -169,18 +168,19 @@ def prunable(
     filter: str = "",
     run: str | None = None,
 ) -> list[str]:
-    """Return the ids of the finished episodes that `prune` would change: not those of the steps that a training
-    which runs now has yet to make. Raises UsageError for an unknown word in `keep`.
+    """Return the ids of the finished episodes that `prune` would change: not those of the steps that a training has
+    yet to make, or would make again if it were resumed. Raises UsageError for an unknown word in `keep`.
     """
     where, params = compile_filter(filter)
-    held = [(row.id, row.step) for row in store.runs.all() if row.held]
-    ahead = " OR ".join(["e.run_id=? AND e.step>?"] * len(held)) or "0"
+    saved = (
+        "SELECT coalesce(max(c.step), r.step) FROM runs r LEFT JOIN checkpoints c ON c.run_id=r.id"
+        " WHERE r.id=e.run_id"
+    )
     terms = [
         "e.outcome IS NOT NULL",
         f"({where})",
-        f"NOT coalesce(e.kind='train' AND ({ahead}), 0)",
+        f"NOT coalesce(e.kind='train' AND e.step > ({saved}), 0)",
     ]
-    params = [*params, *chain(*held)]
     if older_days is not None:
         terms.append("e.started < ?")
         params = [*params, time.time() - older_days * 86_400]

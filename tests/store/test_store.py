@@ -398,7 +398,9 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     own = {"run_id": run.id, "kind": "train"}
     for step, id_ in enumerate(("trained", "untrained"), 1):
         store.episodes.finish(random_episode(rng, id=id_, group_id="own", step=step, **own))
-    assert prunable(store, run=run.id) == ["trained"]
+    for ending in ("running", "failed"):  # a resume makes the step, with what was sampled for it
+        store.runs.update(run.id, status=ending)
+        assert prunable(store, run=run.id) == ["trained"]
     store.runs.delete(run.id)
     spared = prunable(store, keep=("best", "worst"), older_days=1)
     assert spared == ids[1:5] and prune(store, spared, "half") == 4
