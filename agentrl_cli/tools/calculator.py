@@ -51,7 +51,12 @@ def compute(expression: str) -> Fraction:
     if len(text) > MAX_LENGTH:
         raise CalculatorError(f"the expression has more than {MAX_LENGTH} characters")
     try:
-        return _value(ast.parse(text, mode="eval", feature_version=(3, 11)).body)
+        tree = ast.parse(text, mode="eval", feature_version=(3, 11))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value:
+                if math.isfinite(node.value):  # as written: a float has 17 digits at most
+                    node.value = Decimal(ast.get_source_segment(text, node) or "")  # type: ignore[assignment]
+        return _value(tree.body)
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
         raise CalculatorError(f"cannot read {_short(text)!r}{place}") from error
@@ -84,7 +89,9 @@ def show(value: Fraction) -> str:
 
 def _value(node: ast.expr) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+        case ast.Constant(value=int() | float() | Decimal() as value) if not isinstance(
+            value, bool
+        ):
             return _number(value)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
@@ -103,13 +110,10 @@ def _value(node: ast.expr) -> Fraction:
     raise CalculatorError(f"{type(node).__name__} is not arithmetic")
 
 
-def _number(value: float) -> Fraction:
-    if isinstance(value, int):
-        return _check_size(Fraction(value))
-    # The decimal as written, not the nearest float: 0.1 is one tenth. repr is the shortest that round-trips.
-    if not math.isfinite(value) or abs(math.frexp(value)[1]) > MAX_BITS:
+def _number(value: float | Decimal) -> Fraction:
+    if value == math.inf:
         raise CalculatorError("a number is too large")
-    return Fraction(repr(value))
+    return _check_size(Fraction(value))
 
 
 def _binary(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
