@@ -68,6 +68,8 @@ WRITE = {
     *(
         sqlite3.SQLITE_CREATE_TRIGGER,
         sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
         sqlite3.SQLITE_CREATE_TEMP_VIEW,
     ),
     *(
@@ -78,6 +80,8 @@ WRITE = {
     ),
     *(
         sqlite3.SQLITE_DROP_TEMP_TABLE,
+        sqlite3.SQLITE_DROP_TEMP_INDEX,
+        sqlite3.SQLITE_DROP_TEMP_TRIGGER,
         sqlite3.SQLITE_DROP_TEMP_VIEW,
         sqlite3.SQLITE_REINDEX,
         sqlite3.SQLITE_ANALYZE,
@@ -200,7 +204,7 @@ class SqlTool(Tool):
             return ToolResult(
                 f"Error: the statement took longer than {self.seconds:g} s.", error="timeout"
             )
-        if "not authorized" in text or "prohibited" in text:
+        if re.search("not authorized|authorization denied|prohibited", text):
             allowed = (
                 "queries and changes of tables"
                 if self.writable
