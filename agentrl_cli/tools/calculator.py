@@ -52,10 +52,11 @@ def compute(expression: str) -> Fraction:
         raise CalculatorError(f"the expression has more than {MAX_LENGTH} characters")
     try:
         tree = ast.parse(text, mode="eval", feature_version=(3, 11))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value:
-                if math.isfinite(node.value):  # as written: a float has 17 digits at most
-                    node.value = Decimal(ast.get_source_segment(text, node) or "")  # type: ignore[assignment]
+        numbers = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        for node in numbers:
+            if isinstance(node.value, float) and 0 < node.value < math.inf:
+                # as written: a float has 17 digits at most
+                node.value = Decimal(ast.get_source_segment(text, node) or "")  # type: ignore[assignment]
         return _value(tree.body)
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
