@@ -14,6 +14,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from agentrl_cli.reports.reference import Reference
+from agentrl_cli.rollout.flags import pair_results
 from agentrl_cli.store.queries import message_lines
 from agentrl_cli.store.rows import EvalRow, RunRow
 from agentrl_cli.types import Episode, Task, ToolCall, ToolResult
@@ -194,8 +195,8 @@ class Evidence:
         return [
             (one, call, result)
             for one in self.graded
-            for turn, after in zip(one.turns, one.turns[1:], strict=False)
-            for call, result in zip(turn.calls, after.results, strict=False)
+            for _, call, result in pair_results(one)
+            if call is not None
         ]
 
     def expected(self, episode: Episode) -> str:

@@ -88,7 +88,7 @@ def flag_names(
     return tuple(flag.name for flag in find_flags(episode, drift, offered))
 
 
-def _pair_results(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
+def pair_results(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
     """Yield every result with the call it answers and the turn that asked, the nearest on its path."""
     states: list[tuple[Turn | None, int]] = []
     """After each turn the last one with calls, and how many of them are answered."""
@@ -118,7 +118,7 @@ def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode],
 
 def _failed_calls(flag: str, errors: set[str], said: str, episode: Episode) -> Iterator[Flag]:
     """Yield a flag for calls that have one of some errors; `said` has places for {name}, {count} and {text}."""
-    failed = [item for item in _pair_results(episode) if item[2].error in errors]
+    failed = [item for item in pair_results(episode) if item[2].error in errors]
     names = [call.name if call else "a tool" for _, call, _ in failed]
     for name, (turn, _, result) in zip(names, failed, strict=True):
         text = said.format(name=name, count=names.count(name), text=short(result.text))
@@ -134,7 +134,7 @@ def _no_tool(episode: Episode) -> Iterator[Flag]:
 def _loop(episode: Episode) -> Iterator[Flag]:
     counts: Counter[str] = Counter()
     last: tuple[str, str] | None = None
-    for turn, call, result in _pair_results(episode):
+    for turn, call, result in pair_results(episode):
         if call is None:
             continue
         given = json.dumps(call.arguments, sort_keys=True, default=str)
@@ -196,7 +196,7 @@ def _check_parsing(episode: Episode) -> Iterator[Flag]:
         for call in turn.calls:
             if call.error:
                 yield Flag("MALFORMED", short(call.error), turn.index)
-    for turn, _, result in _pair_results(episode):
+    for turn, _, result in pair_results(episode):
         if result.error == "malformed_call":
             yield Flag("MALFORMED", short(result.text), turn.index)
 
@@ -216,7 +216,7 @@ def _mask(episode: Episode) -> Iterator[Flag]:
 
 
 def _check_divergence(episode: Episode) -> Iterator[Flag]:
-    for number, (turn, call, result) in enumerate(_pair_results(episode), 1):
+    for number, (turn, call, result) in enumerate(pair_results(episode), 1):
         if result.metrics.get("diverged"):
             name = call.name if call else "a tool"
             yield Flag(

@@ -373,6 +373,11 @@ def test_what_the_tool_answers_is_compared_with_the_rows(
     found = first_fault(diagnose(case(steps([0.0]), [*copied, *raised, *made_up], tasks=tasks)))
     assert found is not None and found.name == ("grader" if says else "tools"), found
     assert says in found.text
+    asked, answered = raised[0].turns[1:3]
+    other = replace(asked, index=2, parent=0, calls=(invented,))  # of another branch, meanwhile
+    turns = raised[0].turns[0], asked, other, replace(answered, index=3, parent=1)
+    pairs = case([], [replace(raised[0], turns=turns)]).results
+    assert [made for _, made, _ in pairs] == [BOLTS], "an answer was taken for another call's"
 
 
 @pytest.mark.parametrize(
