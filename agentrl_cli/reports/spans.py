@@ -237,13 +237,15 @@ def _shorten_step(
             f"Sampling takes {share['sampling']:.0%}, with {busy:.1f} cores busy: sample in two processes.",
             " ".join(["agentrl train", *(f"--set {key}={value}" for key, value in spread.items())]),
         )
+    if get_setting(config, "rollout.async_staleness"):
+        return None
     whole = parts[0].seconds
     most = sorted(ends)[len(ends) * 3 // 4] if ends else whole
     if most < 0.5 * whole:
         late = sum(end > most for end in ends)
         text = f"The last {late} of {len(ends)} episodes take {whole - most:.1f} s more than the others"
         return f"{text}: let the next step's begin meanwhile.", AHEAD
-    if share.get("update", 0.0) > 0.2 and not get_setting(config, "rollout.async_staleness"):
+    if share.get("update", 0.0) > 0.2:
         text = f"The update takes {share['update']:.0%}, and nothing is sampled meanwhile"
         return f"{text}: sample the next step during it.", AHEAD
     return None

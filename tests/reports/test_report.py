@@ -427,6 +427,7 @@ HERE: dict[str, Any] = {"cluster": {"kind": "here", "workers": 1}}
         (12.0, 20.0, {}, {}, "The update takes 62%", "train.token_budget=8192"),
         (12.0, 20.0, {"algo": {"epochs": 2}}, {}, "in 2 passes", "algo.epochs=1"),
         (40.0, 4.0, {}, {}, "The last", AHEAD),
+        (40.0, 4.0, {"rollout": {"async_staleness": 1}}, {}, "Sampling takes", "max_new_tokens"),
         # a core that is left idle takes workers
         pytest.param(12.0, 4.0, HERE, IDLE, "", "cluster.workers=2", marks=SPREADS),
         pytest.param(12.0, 4.0, {}, IDLE, "", "cluster.kind=processes", marks=SPREADS),
