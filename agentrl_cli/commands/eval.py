@@ -24,7 +24,12 @@ from agentrl_cli.commands.common import (
     narrate,
     warn,
 )
-from agentrl_cli.commands.options import NoToolsOption, TemperatureOption, WorkOptions
+from agentrl_cli.commands.options import (
+    NoToolsOption,
+    TemperatureOption,
+    WorkOptions,
+    refuse_idle,
+)
 from agentrl_cli.commands.progress import Progress, load_runtime
 from agentrl_cli.commands.tables import interval, print_rows, write_svg
 from agentrl_cli.errors import GateNotMet, NotFound, UsageError, pluralise
@@ -359,6 +364,8 @@ def _run_bench(
         raise NotFound.of("bench", name, BENCHES)
     if work.pack or attempts.split or attempts.fail_under is not None:
         raise UsageError("--bench chooses packs and splits, and has no gate.")
+    named = {"CHECKPOINT": models.checkpoint, "--compare-to": models.compare_to}
+    refuse_idle("with --bench; --model names models", {**named, "--run": models.run})
     rows: list[tuple[str, str, list[Any]]] = []
     tests: list[tuple[str, Comparison]] = []
     results: list[EvalResult] = []

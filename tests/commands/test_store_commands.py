@@ -208,6 +208,7 @@ REFUSED = {
     "ls --sql select --run x": "--run does nothing with --sql",
     "ls --grep a --format csv": "--format does nothing with --grep",
     "ls --schema --format csv": "--format does nothing with --schema",
+    "eval best --bench math --run grpo-07": "CHECKPOINT and --run do nothing with --bench",
     "ls --param 1": "--param does nothing without --sql",
     "grep (": "cannot be read",
     "query": "",
