@@ -24,6 +24,7 @@ from agentrl_cli.commands.common import (
     known_tools,
     narrate,
     open_project,
+    packs_of,
     warn_unsafe,
 )
 from agentrl_cli.commands.options import SettingsOptions
@@ -90,7 +91,8 @@ def show(
     if listed:
         echo(f"\n{listed}")
     if tool.rewinds and tool.own_timeout:
-        box = context.config.sandbox.limits
+        options = _session_options(context, pack, origin, tool)
+        box = context.config.sandbox.limits.model_copy(update=options)
         boxed = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
         echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
@@ -157,9 +159,10 @@ def call(
             hint=f"`agentrl tools show {name}` prints what it takes.",
         )
     context = where.open(required=False)
-    _, tool = _find(context, pack, name)
+    origin, tool = _find(context, pack, name)
+    options = {"episode_seed": seed or 0, **_session_options(context, pack, origin, tool)}
     with data_stdout():
-        result = asyncio.run(_call(context, tool, given, seed or 0))
+        result = asyncio.run(_call(context, tool, given, options))
     if as_json:
         echo_json({**asdict(result), "images": len(result.images), "metrics": dict(result.metrics)})
     else:
@@ -174,7 +177,9 @@ def call(
         raise typer.Exit(1)
 
 
-async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: int) -> ToolResult:
+async def _call(
+    context: Context, tool: Tool, arguments: dict[str, Any], options: dict[str, Any]
+) -> ToolResult:
     """Call a tool once, with its whole lifecycle; the sandbox is opened only if the tool asks for it."""
     from agentrl_cli.tools import ToolContext
 
@@ -186,15 +191,23 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
             sandbox = await Sandbox.open(context.config.sandbox)
             stack.push_async_callback(sandbox.close)
             warn_unsafe(sandbox)
-            return await sandbox.session(imports=tool.imports, episode_seed=seed)
+            return await sandbox.session(**options)
 
-        around = ToolContext(session_factory=session, seed=seed)
+        around = ToolContext(session_factory=session, seed=options["episode_seed"])
         stack.push_async_callback(around.close)
         state = await tool.create(around)
         try:
             return await tool.call(state, arguments, timeout=context.config.rollout.timeout.tool)
         finally:
             await tool.release(state)
+
+
+def _session_options(
+    context: Context, packs: list[str] | None, origin: str, tool: Tool
+) -> dict[str, Any]:
+    """Return the options of a tool's sandbox session: its pack's, as in an episode."""
+    pack = packs_of(context, packs).get(origin)
+    return {"imports": tool.imports} if pack is None else {**pack.session, "imports": pack.imports}
 
 
 def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:

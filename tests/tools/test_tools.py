@@ -685,3 +685,10 @@ def test_the_commands_show_and_call_them(cli: Cli) -> None:
         ("files", "sandbox: 5 s a call"),
     ):
         assert limits in cli("tools", "show", name)
+    cli("init", "code-task", "p", "--yes")
+    description = cli.folder / "p" / "task.yaml"
+    text = re.sub(r"(?m)^sandbox:.*\n", "", description.read_text())
+    description.write_text(f"{text}\nsandbox: {{wall: 0.5}}\n")
+    assert "sandbox: 0.5 s a call" in cli("tools", "show", "run_python", "-p", "p")
+    slow = '{"code": "import time; time.sleep(3)"}'
+    assert cli.json("tools", "call", "run_python", slow, "-p", "p", code=1)["error"] == "timeout"
