@@ -11,7 +11,7 @@ and tools. `images` and `videos` become parts of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -247,6 +247,15 @@ def tool_names(schemas: Any) -> list[str] | None:
             raise DataError("a schema in `tools` has no name.")
         names.append(name)
     return names
+
+
+def declared(row: Mapping[str, Any], tools: Collection[str]) -> Iterator[str]:
+    """Yield the names of the functions that a row declares, if the pack has the tool `declared`."""
+    given = row.get("tool_schemas") if "declared" in tools else None
+    for schema in given if isinstance(given, list) else [given]:
+        inner = schema.get("function") or schema if isinstance(schema, Mapping) else None
+        if isinstance(inner, Mapping) and inner.get("name"):
+            yield str(inner["name"])
 
 
 def named_function(choice: Any) -> str | None:

@@ -96,6 +96,11 @@ async def test_bfcls_rows_and_calls(
     row = {"id": "simple_0", "question": question, "function": [AREA], "ground_truth": wanted}
     rewards = {"calls": {"primary": True, "function": "agentrl_cli.rewards.calls:same_calls"}}
     made = pack(tmp_path, {"tools": ["declared"], "rewards": rewards}, [row])
+    (tmp_path / "openai").mkdir()
+    tools = [{"type": "function", "function": AREA}]
+    row = {"messages": question[0], "tools": tools, "ground_truth": wanted}
+    same = pack(tmp_path / "openai", {"tools": ["declared"], "rewards": rewards}, [row])
+    assert [one.name for one in same.tools_of(same.tasks("train")[0])] == [AREA["name"]]
     (shown,) = made.tools_of(made.tasks("train")[0])
     parameters = shown.schema["function"]["parameters"]
     assert parameters["type"] == "object"
