@@ -117,7 +117,7 @@ def call_of(given: Mapping[str, Any]) -> dict[str, Any]:
             error = {"error": "its arguments are not JSON"} if "arguments" in function else {}
             found = {"input": found}
     arguments = found if isinstance(found, dict) else {} if found is None else {"input": found}
-    return tool_call(name, arguments, _text(given.get("id", given.get("call_id")))) | error
+    return tool_call(name, arguments, _text(given.get("call_id") or given.get("id"))) | error
 
 
 def answer_of(given: Mapping[str, Any]) -> Message:
