@@ -18,7 +18,7 @@ from agentrl_cli.errors import DataError
 from agentrl_cli.plugins.traces import atif_read
 from agentrl_cli.plugins.traces.atif_read import Whole
 from agentrl_cli.plugins.traces.messages import KNOWN, ROLES, messages_in, session_of, trace_of
-from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, traces_of
+from agentrl_cli.plugins.traces.spans import Span, read_span, spans_in, tools_in, traces_of
 from agentrl_cli.plugins.traces.trace import (
     ERRORS,
     KIND,
@@ -174,7 +174,7 @@ def _row(value: dict[str, Any], place: str, note: Note) -> Trace:
     if not found.paths[0]:
         raise ValueError("it has no message")
     found.reward = atif_read.reward_in(place, note, value)
-    found.tools = [one for one in value.get("tools") or () if isinstance(one, dict)]
+    found.tools = tools_in(value.get("tools"))
     for one in value["messages"]:
         role = one.get("role") if isinstance(one, dict) else None
         if role is not None and role not in (*KNOWN, *ROLES):

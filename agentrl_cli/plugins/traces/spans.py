@@ -101,7 +101,7 @@ def read_span(record: Mapping[str, Any]) -> Span:
     if record["type"] == "GENERATION":
         found.model = str(record.get("model") or "")
         found.asked = [*messages_in(record.get("input"))]
-        found.tools = _tools(record.get("input"))
+        found.tools = tools_in(record.get("input"))
         found.answered = [*messages_in(record.get("output"), "assistant")]
     elif record["type"] == "TOOL":
         found.tool, found.result = str(record.get("name") or "tool"), record.get("output")
@@ -146,7 +146,7 @@ def _otel(record: Mapping[str, Any]) -> Span:
                 found.asked += messages_in({"role": said[0], **given})
             elif said[0] == "choice":
                 found.answered += messages_in(given.get("message", given), "assistant")
-        found.tools = _tools(_collect_list(flat, ("gen_ai.tool.definitions", "llm.tools")))
+        found.tools = tools_in(_collect_list(flat, ("gen_ai.tool.definitions", "llm.tools")))
         texts = (name for name, value in flat.items() if isinstance(value, (str, list)))
         found.unread = [name for name in texts if _UNREAD.search(name)]
     return found
@@ -163,12 +163,12 @@ def _first(flat: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return next((str(flat[name]) for name in names if flat.get(name)), "")
 
 
-def _tools(given: Any) -> list[dict[str, Any]]:
+def tools_in(given: Any) -> list[dict[str, Any]]:
     """Return the schemas of tools, which may be a text of JSON, or lie under other names."""
     with suppress(ValueError):
         given = parse_json(given) if isinstance(given, str) else given
     if isinstance(given, dict):
-        return _tools(given.get("tools") or [])
+        return tools_in(given.get("tools") or [])
     found = []
     for one in given if isinstance(given, list) else ():
         one = one.get("tool", one) if isinstance(one, dict) else one

@@ -195,6 +195,7 @@ def test_tools_of_spans_and_lists_that_are_empty(tmp_path: Path) -> None:
     found = one_trace(tmp_path, export(span(1, **given)))
     assert found.tools == tools
     assert [one.message["role"] for one in found.paths[0]] == ["user"]
+    assert one_trace(tmp_path, {"messages": CHAT, "tools": json.dumps(tools)}).tools == tools
 
 
 def test_the_times_and_names_of_spans(tmp_path: Path) -> None:
