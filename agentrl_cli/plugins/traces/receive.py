@@ -142,5 +142,4 @@ def _read(data: bytes, kind: str) -> dict[str, Any]:
         assert isinstance(span, dict)
         ids = {name: span[name] for name in ("traceId", "spanId", "parentSpanId") if name in span}
         span |= {name: base64.b64decode(text).hex() for name, text in ids.items()}
-        span.setdefault("attributes", [])
     return {"resourceSpans": [], **found}

@@ -109,7 +109,7 @@ def read_span(record: Mapping[str, Any]) -> Span:
 
 
 def _otel(record: Mapping[str, Any]) -> Span:
-    flat = _flat_of(record["attributes"])
+    flat = _flat_of(record.get("attributes") or [])
     context = record.get("context") or {}
     nanos = [_seconds(record.get(f"{name}TimeUnixNano")) for name in ("start", "end")]
     times = [stamp(record.get(f"{name}_time")) for name in ("start", "end")]

@@ -56,8 +56,9 @@ async def test_traces_in_pieces(inbox: Box, cli: Cli) -> None:
     assert len(found.ids) == 2
     late = (await post(url, export(inner))).json()["partialSuccess"]
     assert late["rejectedSpans"] == "1" and "is written" in late["errorMessage"]
-    assert (await post(url, export(chat(9, "c" * 32)))).status_code == 200
-    found.write()
+    bare = {"traceId": "c" * 32, "spanId": "9" * 16, "startTimeUnixNano": "9000000000"}
+    await post(url, export(chat(9, "c" * 32, parentSpanId="9" * 16)))
+    assert (await post(url, export(bare))).json() == {} and len(found.ids) == 3
     rewards = [str(row["reward"]) for row in cli.json("ls", "--db", "in.db")]
     assert sorted(rewards) == ["1.0", "None", "None"] and not said
     assert [run["name"] for run in cli.json("ls", "runs", "--db", "in.db")] == ["received"]
