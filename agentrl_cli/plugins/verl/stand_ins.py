@@ -165,7 +165,8 @@ class RLHFDataset:
         with contextlib.suppress(ImportError):
             import datasets
 
-            self.dataframe = datasets.Dataset.from_list(rows)
+            columns = dict.fromkeys(key for row in rows for key in row)
+            self.dataframe = datasets.Dataset.from_list([columns | row for row in rows])
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:

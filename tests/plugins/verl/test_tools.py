@@ -477,7 +477,7 @@ def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
     (tmp_path / "retool.py").write_text(CUSTOM)
     (tmp_path / "aime").mkdir()
     (tmp_path / "aime" / "rows.jsonl").write_text(
-        '{"question": "1+1?", "answer": 2}\n{"question": "2+2?", "answer": 4}\n'
+        '{"question": "1+1?", "answer": 2}\n{"question": "2+2?", "answer": 4, "extra_info": {"n": 3}}\n'
     )
     text = (
         "name: p\nsandbox: false\nrewards: {r: {primary: true, function: 'agentrl_cli.rewards.rules:gsm8k'}}\n"
@@ -488,6 +488,7 @@ def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
     made = load_pack(tmp_path)
     first, second = made.tasks("train")
     assert first.prompt[-1]["content"] == "1+1? Think." and second.data["ground_truth"] == "4"
+    assert not first.data["extra_info"] and second.data["extra_info"] == {"n": 3}
     assert first.data["data_source"] == "aime/rows.jsonl" and "input_ids" not in first.data
     assert len(made.tasks("validation")) == len(made.tasks("test")) == 2
     assert "verl" not in sys.modules
