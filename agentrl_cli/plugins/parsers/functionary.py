@@ -14,6 +14,8 @@ from agentrl_cli.chat.parsers.base import ParsedText, call_with
 from agentrl_cli.types import ToolCall, ToolSchema
 
 CALLED = re.compile(r"([A-Za-z_][\w.\-]*)\n(\s*\{.*)", re.DOTALL)
+SEPARATOR = re.compile(r">>>(?=[A-Za-z_][\w.\-]*\n|$)")
+"""Only before a recipient's line: arguments may hold `>>>`, and in JSON no line ends within a text."""
 ANSWER = "all\n"
 
 
@@ -27,7 +29,7 @@ class Functionary32Parser:
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         answers: list[str] = []
         calls: list[ToolCall] = []
-        for part in text.split(self.markers[0]):
+        for part in SEPARATOR.split(text):
             called = CALLED.fullmatch(part)
             if called and called[1] != ANSWER.strip():
                 calls.append(call_with(called[1], called[2], part))

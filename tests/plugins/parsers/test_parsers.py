@@ -153,10 +153,13 @@ def test_texts_around_calls() -> None:
         assert (parsed.content, parsed.calls) == ("42", ())
     text = "import functools\nfunctools.reduce(add, [1, 2])"
     assert parse_text(text, load_parser("functools"), TOOLS).calls == (), "a word of an answer"
-    for name in ("muse_glimmer", "hunyuan", "seed_oss", "minicpm"):
+    for name, said in (
+        *((name, "12") for name in ("muse_glimmer", "hunyuan", "seed_oss", "minicpm")),
+        ("functionary_v32", ">>> f(1)\n>>>f"),
+    ):
         parser = load_parser(name)
-        (call,) = parse_text(parser.example("say", {"text": "12"}), parser, TOOLS).calls
-        assert call.arguments == {"text": "12"}, "a string stays one"
+        (call,) = parse_text(parser.example("say", {"text": said}), parser, TOOLS).calls
+        assert call.arguments == {"text": said}, "a string stays one"
 
 
 @pytest.mark.parametrize("name", TABLE)
