@@ -79,8 +79,6 @@ class Channel(asyncio.Protocol):
 
     def _lose(self, reason: BoxLost) -> None:
         self.lost = self.lost or reason
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(self.lost)
         self.close()
 
     async def answer(self, timeout: float) -> Any:
@@ -129,3 +127,5 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
         self.lost = self.lost or BoxLost("sandbox_restarted", "the box is closed")
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(self.lost)

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from agentrl_cli.config import SandboxConfig
+from agentrl_cli.config.models import LimitsConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, owner
 from agentrl_cli.sandbox.channel import BoxLost, Channel, guest_module
+from agentrl_cli.sandbox.container import BoxTransport, Container
+from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import Process, Runner
 from agentrl_cli.tools import ToolContext
@@ -239,7 +242,7 @@ async def test_a_spare_box_that_is_asked_when_its_session_ends_is_closed(own: Sa
     assert await soon(lambda: not runner.busy) and runner.alive
 
 
-async def test_an_answer_during_a_busy_event_loop_counts() -> None:
+async def test_a_box_that_answers_late_or_is_closed() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(1)
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
@@ -253,6 +256,14 @@ async def test_an_answer_during_a_busy_event_loop_counts() -> None:
         with pytest.raises(BoxLost, match=r"no answer within 0\.05 s"):
             await channel.answer(0.05)
         channel.close()
+    container = Container(None, Launch("docker"), LimitsConfig())
+    channel = container.boxes[1] = Channel(1)
+    channel.connection_made(BoxTransport(container, 1))
+    answer = asyncio.ensure_future(channel.answer(60.0))
+    await asyncio.sleep(0)
+    container.drop(channel)  # its stream reports no end of a box that is closed here
+    with pytest.raises(BoxLost, match="the box is closed"):
+        await asyncio.wait_for(answer, 1.0)
 
 
 class Own(Process):
