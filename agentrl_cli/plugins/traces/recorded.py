@@ -30,6 +30,7 @@ from agentrl_cli.plugins.traces.trace import (
     in_order,
 )
 from agentrl_cli.rewards.context import RewardContext
+from agentrl_cli.rewards.rules import same_number
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.tools import Tool
 from agentrl_cli.types import ROOT, Episode, Message, ToolResult
@@ -294,7 +295,10 @@ class Recorded:
         """Return 1 if the last answer is the recorded one: the same words, or the same last number where it has one."""
         assert ctx.task is not None
         wanted = content_text(ctx.task["recorded"][-1].get("content"))
-        same = _words(ctx.final_text) == _words(wanted)
+        mine, theirs = _words(ctx.final_text), _words(wanted)
+        same = mine == theirs or (
+            len(mine) == len(theirs) == 1 and same_number(mine[0].replace(",", ""), theirs[0])
+        )
         return ctx.part(
             float(same), f"answered {ctx.final_text[-80:]!r}, recorded {wanted[-80:]!r}"
         )
