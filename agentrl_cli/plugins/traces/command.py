@@ -22,7 +22,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.imported import read_file
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.errors import NotFound, UsageError, pluralise
 from agentrl_cli.store import Store
 
 
@@ -125,5 +125,5 @@ def _report(found: list[str], as_json: bool, path: Path, new: str = "") -> None:
     if as_json:
         echo_json({"episodes": found, "db": path})
     else:
-        count = f"{len(found)} episode{'s' * (len(found) != 1)}{new}"
-        narrate(f"{count} in {path}: agentrl ls --db {quote(str(path))}")
+        count = pluralise(len(found), "episode")
+        narrate(f"{count}{new} in {path}: agentrl ls --db {quote(str(path))}")
