@@ -40,12 +40,13 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
     ) -> Any:
         if request.host not in hosts or is_foreign(request.headers.get("Origin"), hosts):
             raise web.HTTPForbidden(text="This host name is not served here.")
+        cookie = f"{COOKIE}-{request.host.rpartition(':')[2]}"  # a host's ports share its cookies
         said = request.query.get("token")
         if said is not None and is_token(token, said):
             response = web.Response(status=302, headers={"Location": "/"})
-            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+            response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             return response
-        if not is_token(token, request.cookies.get(COOKIE, "")):
+        if not is_token(token, request.cookies.get(cookie, "")):
             raise web.HTTPForbidden(
                 text="Open the address that `agentrl screens` printed: it contains the token."
             )

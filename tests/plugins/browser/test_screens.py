@@ -63,6 +63,8 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
             assert await status("/?token=secret", Origin="http://evil.example") == 403
             page = await session.get(f"{base}/?token=secret")
             assert page.status == 200 and "token" not in str(page.url)
+            cookies = [cookie.key for cookie in session.cookie_jar]
+            assert cookies == [f"agentrl-{port}"]  # a server at another port sets its own
             text = await page.text()
             # Nothing is asked of other machines, and keys go to the screen without a click.
             assert "https://" not in text and "textual.js" in text and "keys.focus()" in text
