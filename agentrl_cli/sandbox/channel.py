@@ -87,9 +87,10 @@ class Channel(asyncio.Protocol):
             return self._early.pop(0)
         if self.lost:
             raise self.lost
+        self._timeout = timeout
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
-        self._alarm = loop.call_later(timeout, self._late, timeout)
+        self._alarm = loop.call_later(timeout, self._late)
         try:
             return await self._waiting
         finally:
@@ -100,14 +101,16 @@ class Channel(asyncio.Protocol):
         """Moves the deadline as the box has moved its own: others had the processors."""
         if self._alarm is not None and self._waiting is not None:
             self._alarm.cancel()
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_at(self._alarm.when() + seconds, self._late, seconds)
+            self._timeout += seconds
+            self._alarm = asyncio.get_running_loop().call_at(
+                self._alarm.when() + seconds, self._late
+            )
 
-    def _late(self, timeout: float) -> None:
+    def _late(self) -> None:
         if self._waiting is None or self._waiting.done():
             return  # the answer arrived while the event loop was busy
         self.lost = self.lost or BoxLost(
-            "sandbox_restarted", f"no answer within {timeout:g} s", silent=True
+            "sandbox_restarted", f"no answer within {self._timeout:g} s", silent=True
         )
         self._waiting.set_exception(self.lost)
 

@@ -255,6 +255,10 @@ async def test_a_box_that_answers_late_or_is_closed() -> None:
         assert channel.lost is None  # else its whole runner would be ended over it
         with pytest.raises(BoxLost, match=r"no answer within 0\.05 s"):
             await channel.answer(0.05)
+        channel.lost = None
+        theirs.send(guest_module("protocol/framing").pack({"more": 0.1}))
+        with pytest.raises(BoxLost, match=r"no answer within 0\.15 s"):
+            await channel.answer(0.05)
         channel.close()
     container = Container(None, Launch("docker"), LimitsConfig())
     channel = container.boxes[1] = Channel(1)
