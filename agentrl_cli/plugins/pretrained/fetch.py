@@ -150,7 +150,11 @@ def _fetch(package: Package, folder: Path) -> Path:
         "--no-cache-dir",
         "--retries",
         "2",
-        *("--only-binary", ":all:", "--dest", str(folder), package.requirement),
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+        package.requirement,
     ]
     # pip makes its own copy in a temporary folder: here it goes with the rest, and no small /tmp is filled.
     env = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
