@@ -127,8 +127,9 @@ def prune(
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with where.open(readonly=False) as store:
-        run = where.run_id(store)
-        ids = maintenance.prunable(store, older_days=days, keep=words, filter=filter, run=run)
+        ids = maintenance.prunable(
+            store, older_days=days, keep=words, filter=filter, run=where.run_id(store)
+        )
         question = (
             f"{maintenance.WHAT[what].capitalize()}: {pluralise(len(ids), 'episode')}. Continue?"
         )
@@ -148,8 +149,7 @@ def vacuum(json: JsonOption = False, *, where: StoreOptions) -> None:
     from agentrl_cli.store import maintenance
 
     before, after = maintenance.vacuum(where.find())
-    sizes = {"before": before, "after": after}
-    answer(json, sizes, f"{byte_size(before)} → {byte_size(after)}.")
+    answer(json, {"before": before, "after": after}, f"{byte_size(before)} → {byte_size(after)}.")
 
 
 @app.command()

@@ -171,8 +171,9 @@ def command(
         if len(models.several) == 1 and beside != bool(models.compare_to):
             place = {"compare_to" if beside else "checkpoint": models.several[0]}
             models = replace(models, model=None, endpoint=None, **place)
-        splits = attempts.split or ()
-        plan, results = _evaluate_all(context, models, attempts, splits, models.several)
+        plan, results = _evaluate_all(
+            context, models, attempts, attempts.split or (), models.several
+        )
         if svg is not None:
             shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
             write_svg(svg, shares, results)
@@ -362,10 +363,10 @@ def _run_bench(
 
     if name not in BENCHES:
         raise NotFound.of("bench", name, BENCHES)
-    if work.pack or attempts.split or attempts.fail_under is not None:
-        raise UsageError("--bench chooses packs and splits, and has no gate.")
     named = {"CHECKPOINT": models.checkpoint, "--compare-to": models.compare_to}
     refuse_idle("with --bench; --model names models", {**named, "--run": models.run})
+    gate = {"--fail-under": attempts.fail_under is not None}
+    refuse_idle("with --bench", {"--pack": work.pack, "--split": attempts.split, **gate})
     rows: list[tuple[str, str, list[Any]]] = []
     tests: list[tuple[str, Comparison]] = []
     results: list[EvalResult] = []
