@@ -122,7 +122,7 @@ async def view(session: Session, asked: Asked) -> str:
     if asked.path == ".":
         return await entries(session, asked)
     try:
-        lines = (await _text(session, asked.path)).splitlines()
+        lines = _lines(await _text(session, asked.path))
     except UsageError:
         if any(
             entry.path == asked.path and entry.kind == "folder" for entry in await session.list()
@@ -146,7 +146,7 @@ async def write(session: Session, asked: Asked) -> str:
     """Writes the whole file, creating its parent folders."""
     text = _require(asked.text, "write needs text")
     await _put(session, asked.path, text)
-    return f"Wrote {asked.path}: {len(text.splitlines())} lines, {len(text.encode())} bytes."
+    return f"Wrote {asked.path}: {len(_lines(text))} lines, {len(text.encode())} bytes."
 
 
 async def edit(session: Session, asked: Asked) -> str:
@@ -210,6 +210,13 @@ async def _put(session: Session, path: str, text: str) -> None:
     if path == ".":
         raise Refused("path is needed: the file to write")
     await session.write(path, data)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text as editors count them: `splitlines` also ends one at a form feed."""
+    return [
+        line.removesuffix("\r") for line in (text.removesuffix("\n").split("\n") if text else ())
+    ]
 
 
 def _clip(line: str) -> str:

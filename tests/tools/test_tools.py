@@ -561,6 +561,7 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
         "a": "".join(f"line {n}\n" for n in range(1, LINES + 51)),
         "wide": "x" * 600,
         "none": "",
+        "feed": "a\r\n\x0cb\u2028c\n\nd",
     }
     wrote = [await use(ctx, "files", action="write", path=p, text=texts[p]) for p in texts]
     assert wrote[0].text == f"Wrote a: {LINES + 50} lines, {len(texts['a'])} bytes."
@@ -572,6 +573,9 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
     beyond = f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
     assert await view("a", start=999) == beyond and await view("none") == "[none is empty]"
     assert (await view("wide")).endswith("x [… 100 more characters]")
+    edited = await use(ctx, "files", action="edit", path="feed", old="d", new="e")
+    assert edited.text == "Edited feed at line 4." and wrote[3].text.startswith("Wrote feed: 4 ")
+    assert await view("feed") == "1\ta\n2\t\x0cb\u2028c\n3\t\n4\te", "numbered otherwise"
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
