@@ -141,6 +141,8 @@ class LLMProxy:
     def _flags(self) -> dict[str, Any]:
         """Settings for the model that `litellm_params` mean; `api_base` is a server that samples for it."""
         given = self.model_list[0]["litellm_params"]
+        if ignored := [name for name in given if name not in ("model", "api_base")]:
+            _LOG.warning("litellm_params: these have no effect here: %s", ", ".join(ignored))
         provider, _, rest = str(given["model"]).partition("/")
         if provider not in BACKENDS:
             return {"model.name": given["model"]}

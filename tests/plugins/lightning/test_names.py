@@ -96,16 +96,17 @@ async def test_all_stores_follow_the_same_rules(tmp_path: Path) -> None:
 
 
 async def test_a_proxy_off_the_loopback_answers_those_who_bring_the_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    entry = {"model_name": "served", "litellm_params": {"model": "scripted"}}
+    entry = {"model_name": "served", "litellm_params": {"model": "scripted", "api_key": "key"}}
     store = agl.InMemoryLightningStore()
     with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
         agl.LLMProxy(model_list=[entry], store=store, host="0.0.0.0")
     monkeypatch.setenv("AGENTRL_TOKEN", "secret")
     proxy = agl.LLMProxy(model_list=[entry], store=store, host="0.0.0.0")
     await proxy.start()
+    assert "litellm_params: these have no effect here: api_key" in caplog.text
     try:
         llm = proxy.as_resource()
         url = f"{llm.endpoint.replace('0.0.0.0', '127.0.0.1')}/chat/completions"
