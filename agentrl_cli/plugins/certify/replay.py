@@ -195,9 +195,7 @@ def name_fault(
             value.copy_(change(name, own[name]))
         return score()
 
-    scored = [
-        changed(lambda name, value, at=at: base[name].to(value).lerp(value, at)) for at in KNOTS
-    ]
+    scored = [changed(partial(_between, base, at)) for at in KNOTS]
     scales, columns = np.linspace(KNOTS[0], KNOTS[-1], 401), np.stack(scored, 1)
     lines = np.stack([np.interp(scales, KNOTS, column) for column in columns], 1).astype(np.float32)
     gaps, now = [gap(line, theirs) for line in lines], gap(ours, theirs)
@@ -214,6 +212,10 @@ def name_fault(
     if now <= 1.5 * rounded[BITS[-1]]:
         return "quantisation", f"as far off as weights that are rounded to {bits} bits"
     return "other weights", f"farther off than weights that are rounded to {BITS[-1]} bits"
+
+
+def _between(base: Mapping[str, Any], scale: float, name: str, value: Any) -> Any:
+    return base[name].to(value).lerp(value, scale)
 
 
 def round_weights(bits: int, name: str, value: Any) -> Any:

@@ -389,8 +389,8 @@ async def test_calls_that_no_tool_can_carry_out_are_not_asked_for(cli: Cli, tmp_
     first, got, _ = pack.tasks("train")[0]["recorded"]
     assert [one["id"] for one in first["tool_calls"]] == ["c"] and got["content"] == "42"
     assert [str(problem) for problem in await check_pack(pack, None)] == []
-    for said, reward in (("It is 42.", 1.2), ("So 42.00", 1.2), ("At 1.2.42", 0.2), ("Yes", 0.2)):
-        assert (await play(pack, [call("look", q="x"), said])).reward == reward
+    for text, reward in (("It is 42.", 1.2), ("So 42.00", 1.2), ("At 1.2.42", 0.2), ("Yes", 0.2)):
+        assert (await play(pack, [call("look", q="x"), text])).reward == reward
 
 
 def test_it_asks_where_no_trace_says_what_is_right(cli: Cli, tmp_path: Path) -> None:
