@@ -127,9 +127,8 @@ def prune(
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with where.open(readonly=False) as store:
-        ids = maintenance.prunable(
-            store, older_days=days, keep=words, filter=filter, run=where.run_id(store)
-        )
+        run = where.run_id(store)
+        ids = maintenance.prunable(store, older_days=days, keep=words, filter=filter, run=run)
         question = (
             f"{maintenance.WHAT[what].capitalize()}: {pluralise(len(ids), 'episode')}. Continue?"
         )

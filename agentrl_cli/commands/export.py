@@ -90,9 +90,8 @@ def command(
         refuse_idle("with --report", idle)
         if len(names or []) > 1 or format not in ("", "html", "md"):
             raise UsageError("A report is of one run, as --format html or md.")
-        return _write_report(
-            where, (names or [where.run or ""])[0], out, format == "md", (mask, force, json)
-        )
+        run = (names or [where.run or ""])[0]
+        return _write_report(where, run, out, format == "md", (mask, force, json))
     if format == "md":
         raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
     if format == "html" and out is None:
