@@ -115,8 +115,7 @@ def prune(
 ) -> None:
     """Drop old episodes' per-token data, after asking: halve the precision, drop alternatives, numbers, or all.
 
-    Those that a training, or its resume, is still to train on stay; `agentrl db delete` deletes a run. --json prints
-    {"what", "episodes", "done"}.
+    Those that a training, or its resume, is to train on stay. --json prints {"what", "episodes", "done"}.
     """
     from agentrl_cli.store import maintenance
 
