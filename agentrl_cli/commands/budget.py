@@ -193,11 +193,8 @@ def _fit(
         every = math.ceil(config.train.steps / (count - 1))
     made = config.train.steps if "train.steps" in own else steps
     expected = made * step + (1 + made // every if every else 0) * check * samples
-    return {
-        "train.steps": steps,
-        "train.eval.every": every,
-        "train.eval.samples": samples,
-    }, expected
+    values = {"train.steps": steps, "train.eval.every": every, "train.eval.samples": samples}
+    return values, expected
 
 
 def _with(config: Config, values: Mapping[str, Any], own: set[str]) -> Config:

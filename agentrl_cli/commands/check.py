@@ -198,5 +198,8 @@ def _report(results: list[dict[str, Any]]) -> None:
             if result["agent"]:
                 untried = f"its episodes are made by {result['agent']}, which only rollouts run"
             narrate(f"{result['pack']}: {untried}")
-        found = pluralise(len(result["problems"]), "problem") if result["problems"] else "fine"
-        narrate(f"{result['pack']}: {found}")
+        count = len(result["problems"])
+        narrate(
+            f"{result['pack']}: "
+            + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine")
+        )

@@ -147,7 +147,8 @@ def vacuum(json: JsonOption = False, *, where: StoreOptions) -> None:
     from agentrl_cli.store import maintenance
 
     before, after = maintenance.vacuum(where.find())
-    answer(json, {"before": before, "after": after}, f"{byte_size(before)} → {byte_size(after)}.")
+    sizes = {"before": before, "after": after}
+    answer(json, sizes, f"{byte_size(before)} → {byte_size(after)}.")
 
 
 @app.command()

@@ -130,9 +130,8 @@ def _report(checks: Iterable[Check], width: int, as_json: bool) -> None:
     for check in checks:
         found.append(check)
         if not as_json:
-            echo(
-                f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True
-            )
+            text = f"{check.name:{width}} {harmless(check.detail)}"
+            echo(f"{_mark(check.status)} {text}", painted=True)
             if check.fix:
                 echo(f"  {'':10} → {check.fix}")
     if as_json:
@@ -184,8 +183,9 @@ def _workers(project: Path | None, db: Path, sets: list[str] | None) -> Iterable
     from agentrl_cli.doctor import Check
 
     context = open_project(project, sets=sets)
-    check = resolve("doctors", {}, "cluster")(context.config, context.project, db, narrate)
-    return [Check(*one) for one in asyncio.run(check)]
+    check = resolve("doctors", {}, "cluster")
+    found = asyncio.run(check(context.config, context.project, db, narrate))
+    return [Check(*one) for one in found]
 
 
 def _guarantees(level: str | None) -> Iterable[Check]:

@@ -137,9 +137,8 @@ class PlanOptions:
             narrate(f"{'budget':9}  {self.budget}: a probe of this machine, model and task …")
             # the probe has a store of its own, without a checkpoint that the name may mean
             probed = context.config.replace(model={"name": str(_model_folder(context))})
-            config, record = asyncio.run(
-                plan_budget(probed, context.sources, context.project, seconds)
-            )
+            given = (probed, context.sources, context.project, seconds)
+            config, record = asyncio.run(plan_budget(*given))
             config = config.replace(model={"name": context.config.model.name})
         for line in describe_budget(record):
             narrate(line)

@@ -171,9 +171,8 @@ def command(
         if len(models.several) == 1 and beside != bool(models.compare_to):
             place = {"compare_to" if beside else "checkpoint": models.several[0]}
             models = replace(models, model=None, endpoint=None, **place)
-        plan, results = _evaluate_all(
-            context, models, attempts, attempts.split or (), models.several
-        )
+        splits = attempts.split or ()
+        plan, results = _evaluate_all(context, models, attempts, splits, models.several)
         if svg is not None:
             shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
             write_svg(svg, shares, results)

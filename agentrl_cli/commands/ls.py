@@ -87,9 +87,8 @@ class SearchOptions:
             )
             refuse_idle(f"with {given[0]}", {"--run": run and given[0] != "--grep"})
         if given in (["--grep"], ["--schema"]):
-            refuse_idle(
-                f"with {given[0]}; there is --json", {"--format": format is not Format.table}
-            )
+            other = {"--format": format is not Format.table}
+            refuse_idle(f"with {given[0]}; there is --json", other)
         if self.grep is None:
             refuse_idle(
                 "without --grep",
@@ -256,9 +255,8 @@ def _print_hits(
     hits = grep(store, search.grep or "", filter=filter, run=run, role=search.role,
                 ignore_case=search.ignore_case)  # fmt: skip
     if search.ids:  # an episode's hits are consecutive
-        found = list(
-            islice((id for id, _ in groupby(hits, attrgetter("episode_id"))), limit or None)
-        )
+        ids = (id for id, _ in groupby(hits, attrgetter("episode_id")))
+        found = list(islice(ids, limit or None))
         count = len(found)
         if json or found:
             echo_json(found) if json else echo("\n".join(found))
@@ -288,7 +286,8 @@ def _print_sql(where: RunStoreOptions, search: SearchOptions, limit: int, format
         raise UsageError(
             f"The SQL on stdin is not UTF-8: {error.reason} at byte {error.start}."
         ) from error
-    names, rows = run_query(where.find(), sql, search.params or (), timeout=search.timeout or None)
+    given = search.params or ()
+    names, rows = run_query(where.find(), sql, given, timeout=search.timeout or None)
     found = list(islice(rows, limit + 1 if limit else None))
     shown = found[:limit] if limit else found
     print_rows(

@@ -65,7 +65,8 @@ def command(
     JSON: {"folder", "source", "adapter": true, "dtype": "float32", "files": […]}
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(f"Unknown --dtype {dtype}.", hint="Take auto, float32, bfloat16, float16.")
+        hint = "Choose auto, float32, bfloat16 or float16."
+        raise UsageError(f"Unknown --dtype {dtype}.", hint=hint)
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = where.open(required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):

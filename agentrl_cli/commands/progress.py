@@ -101,9 +101,8 @@ class Progress:
         facts = [self._note, f"{tokens} tokens" if tokens else ""]
         if self._bar is not None:
             text = " ".join(filter(None, [self.what, *facts]))
-            self._bar.update(
-                self._task, completed=self.done, total=self.total or None, description=text
-            )
+            total = self.total or None
+            self._bar.update(self._task, completed=self.done, total=total, description=text)
         elif now - self._said >= self.every:
             self._said = now
             what = f"{self.what} {self.done}/{self.total}" if self.total else self.what

@@ -162,13 +162,8 @@ def _show(
             return _print(store, found, shown)
         if shown.svg is not None and shown.mask and found is not None:
             _require_no_secret(store, found)
-    _open(
-        where.find(),
-        found,
-        (listed.filter, listed.sort, run_id),
-        place_in(episode or ""),
-        shown.svg,
-    )
+    browse = listed.filter, listed.sort, run_id
+    _open(where.find(), found, browse, place_in(episode or ""), shown.svg)
 
 
 def _first_of(store: Store, run_id: str | None, listed: ListOptions) -> str:
@@ -199,9 +194,8 @@ def _print(store: Store, episode: str, shown: PlainOptions) -> None:
 
     if shown.layer and shown.layer not in LAYERS:
         raise UsageError(f"Unknown layer {shown.layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
-    refuse_idle(
-        "with --tokens or --json", {"--layer": (shown.tokens or shown.json) and shown.layer}
-    )
+    whole = shown.tokens or shown.json
+    refuse_idle("with --tokens or --json", {"--layer": whole and shown.layer})
     if shown.tokens:
         return echo_jsonl(token_rows(store, episode))
     if shown.json:

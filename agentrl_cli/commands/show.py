@@ -99,7 +99,8 @@ def _print_words(word: str, json: bool) -> None:
     if json:
         return echo_json(found if word else {**found, **rule_words()})
     width = min(console().width, 100)
-    return echo("\n".join([*legend_lines(found, width), *(() if word else rule_lines(width))]))
+    lines = [*legend_lines(found, width), *(() if word else rule_lines(width))]
+    return echo("\n".join(lines))
 
 
 def _print_time(store: Store, found: str | RunRow, step: int | None, json: bool) -> None:

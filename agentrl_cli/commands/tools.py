@@ -215,9 +215,8 @@ def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, To
     from agentrl_cli.tools import TOOLS, as_tool
 
     if ":" in name:
-        return Path(name.partition(":")[0]).name, as_tool(
-            resolve("tools", TOOLS, name, base=context.project)
-        )
+        tool = as_tool(resolve("tools", TOOLS, name, base=context.project))
+        return Path(name.partition(":")[0]).name, tool
     found = known_tools(context, packs)
     if name not in found:
         raise NotFound.of("tool", name, found)

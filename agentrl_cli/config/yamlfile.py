@@ -80,9 +80,8 @@ def read_as(
         first = error.errors()[0]
         place = ".".join([where, *map(str, first["loc"])])
         if first["type"] == "missing":
-            raise ConfigError(
-                f"{place} is missing.", hint=f"Known keys: {', '.join(known)}."
-            ) from None
+            hint = f"Known keys: {', '.join(known)}."
+            raise ConfigError(f"{place} is missing.", hint=hint) from None
         text = str(first["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"{place}: {text} (it is {first['input']!r:.60}).") from None
 

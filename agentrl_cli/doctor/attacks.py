@@ -198,14 +198,8 @@ def parse_attacks(file: Path = SELF_TEST) -> Iterator[Attack]:
     for part in file.read_text(encoding="utf-8").split("\n=== ")[1:]:
         head, _, code = part.partition("\n")
         name, guarantee, op, right, flags = (field.strip() for field in head.split("|"))
-        yield Attack(
-            name,
-            guarantee,
-            op,
-            tuple(right.split()),
-            frozenset(flags.split()),
-            code.strip("\n"),
-        )
+        words = frozenset(flags.split())
+        yield Attack(name, guarantee, op, tuple(right.split()), words, code.strip("\n"))
 
 
 async def probe(sandbox: Sandbox) -> list[tuple[str, str, bool]]:

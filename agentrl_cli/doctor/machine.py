@@ -111,9 +111,8 @@ def _check_disk(db: Path) -> Check:
     folder = next(path for path in (db.parent, *db.parent.parents) if path.exists())
     free = shutil.disk_usage(folder).free / GIB
     if not os.access(folder, os.W_OK):
-        return Check(
-            "disk", "fail", f"{folder} cannot be written", "Name a store elsewhere with --db."
-        )
+        fix = "Name a store elsewhere with --db."
+        return Check("disk", "fail", f"{folder} cannot be written", fix)
     few = "A run of the tiny model takes a few hundred MiB, others more." if free < 2 else ""
     return Check("disk", "warn" if few else "ok", f"{free:.1f} GiB free at {folder}", few)
 
@@ -166,12 +165,8 @@ def _check_engine(name: str, base: Path) -> Check:
     try:
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        return Check(
-            "engine",
-            "fail",
-            f"{name}: {error}",
-            "Correct model.name, or copy its folder again.",
-        )
+        fix = "Correct model.name, or copy its folder again."
+        return Check("engine", "fail", f"{name}: {error}", fix)
     images = "it reads images" if config.get("vision_config") else ""
     why = images or find_obstacle(config.get("text_config") or config)
     return Check("engine", "ok", f"fallback for {name}: {why}" if why else f"paged for {name}")

@@ -29,9 +29,8 @@ def audit_template(folder: Path) -> AuditReport:
     from agentrl_cli.rollout.rehearse import rehearse
 
     if not folder.is_dir():
-        raise ModelError(
-            f"No model folder {folder}.", hint="Name a local folder with a tokenizer.json."
-        )
+        hint = "Name a local folder with a tokenizer.json."
+        raise ModelError(f"No model folder {folder}.", hint=hint)
     chat = Chat(Tokenizer.load(folder), "auto")
     found = tuple(map(str, asyncio.run(rehearse(chat))))
     return replace(audit(chat), append_only_without=append_only_without(chat), would_skip=found)

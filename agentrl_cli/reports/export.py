@@ -129,7 +129,8 @@ def episode_object(
     episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True
 ) -> dict[str, Any]:
     """Return an episode as plain JSON values, unmasked."""
-    row = _plain(episode) | _plain({"reward": episode.reward, "primary": episode.primary})
+    derived = {"reward": episode.reward, "primary": episode.primary}
+    row = _plain(episode) | {name: _plain(value) for name, value in derived.items()}
     row["branches"] = [list(branch) for branch in episode.branches]
     row |= {"tokens": row.pop("tokens"), "signals": _plain(signals)}
     return row if tokens else {name: row[name] for name in row if name not in _ARRAYS}

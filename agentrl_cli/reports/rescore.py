@@ -118,11 +118,9 @@ async def rescore_parts(
         for t in main.turns
         if t.role == "assistant" and t.messages
     ]
+    calls = [call for turn in episode.turns for call in turn.calls if call.arguments]
     answers = [
-        call.arguments["answer"]
-        for turn in episode.turns
-        for call in turn.calls
-        if call.arguments and "answer" in call.arguments
+        call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments
     ]
     state = {"answer": answers[-1]} if answers else {}
     ctx = RewardContext(task, said[-1] if said else "", open_session, state)

@@ -151,11 +151,8 @@ class Pack:
         """
         tasks, bad = self.read(split)
         if bad:
-            where = (
-                f"{self.source(split).label}:"
-                if self.rows is None
-                else f"the pack {self.name}, row "
-            )
+            own = f"the pack {self.name}, row "
+            where = f"{self.source(split).label}:" if self.rows is None else own
             many = f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder."
             raise DataError(
                 f"{where}{bad[0].number}: {bad[0].text}", hint=many if len(bad) > 1 else ""

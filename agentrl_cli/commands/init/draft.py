@@ -107,9 +107,8 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
         except DataError as problem:
             draft.notes.append(f"{problem.message}. {problem.hint} {AGAIN}")
     if rows is not None:
-        splits = shares(
-            [*group_pairs((question(row["prompt"], row), row) for row in rows).values()]
-        )
+        groups = group_pairs((question(row["prompt"], row), row) for row in rows)
+        splits = shares([*groups.values()])
         if missing := [split for split in SPLIT if split not in splits]:
             text = f"Too few rows for {' and '.join(missing)}: {len(rows)}."
             draft.notes.append(

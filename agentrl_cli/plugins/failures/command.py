@@ -102,15 +102,13 @@ def _show(mode: Mode, *, again: bool) -> None:
     echo(f"{len(mode.failures):>6}  {mode.share:>4.0%}  {mode.text}")
     if mode.course is not None:
         early, late = mode.course
-        echo(
-            f"              {early:.0%} of the attempts in the first third of the steps,"
-            f" {late:.0%} in the last"
+        change = (
+            f"{early:.0%} of the attempts in the first third of the steps, {late:.0%} in the last"
         )
+        echo(f"              {change}")
     if siblings:
-        echo(
-            f"              sampled again from the fork: {solved / siblings:.0%} of"
-            f" {pluralise(siblings, 'sibling')} with the same acts solved it"
-        )
+        share = f"{solved / siblings:.0%} of {pluralise(siblings, 'sibling')}"
+        echo(f"              sampled again from the fork: {share} with the same acts solved it")
     for one in mode.examples:
         place = f' --whatif "turn={one.turn} n=4"' if again and one.turn else f"@t{one.turn}"
         echo(locate(f"              agentrl replay {one.attempt.id}{place}"))
@@ -129,13 +127,12 @@ def _scan(store: Store, run: str, kind: str, target: str, label: str, json: bool
     seen = [row for row in rows if row.id not in lost]
     agreement = agree(seen, flagged, label) if label else None
     if json:
+        scores = agreement and asdict(agreement)
         counts = {"scanner": name, "scanned": len(rows), "flagged": flagged, "failed": failed}
-        return echo_json({**counts, "agreement": agreement and asdict(agreement)})
+        return echo_json({**counts, "agreement": scores})
     term = f"tag:scan:{name}" if name.isidentifier() else f'tag:"scan:{name}"'
-    echo(
-        f"{name} flags {len(flagged)} of {pluralise(len(rows), 'episode')}:"
-        f" agentrl ls -f {quote(term)}"
-    )
+    count = f"{name} flags {len(flagged)} of {pluralise(len(rows), 'episode')}"
+    echo(f"{count}: agentrl ls -f {quote(term)}")
     if failed:
         warn(f"It failed on {len(failed)}; the first, {failed[0][0]}: {failed[0][1]}")
     if agreement is not None:

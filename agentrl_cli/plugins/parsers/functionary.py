@@ -14,8 +14,8 @@ from agentrl_cli.chat.parsers.base import ParsedText, call_with
 from agentrl_cli.types import ToolCall, ToolSchema
 
 CALLED = re.compile(r"([A-Za-z_][\w.\-]*)\n(\s*\{.*)", re.DOTALL)
-# Only before a recipient's line: arguments may hold `>>>`, and in JSON no line ends within a text.
 SEPARATOR = re.compile(r">>>(?=[A-Za-z_][\w.\-]*\n|$)")
+"""Only before a recipient's line: arguments may hold `>>>`, and in JSON no line ends within a text."""
 ANSWER = "all\n"
 
 

@@ -150,12 +150,8 @@ def _fetch(package: Package, folder: Path) -> Path:
         "--no-cache-dir",
         "--retries",
         "2",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        str(folder),
-        package.requirement,
     ]
+    command += ["--only-binary", ":all:", "--dest", str(folder), package.requirement]
     # pip makes its own copy in a temporary folder: here it goes with the rest, and no small /tmp is filled.
     env = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # its bar, for people

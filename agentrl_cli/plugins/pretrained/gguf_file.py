@@ -30,10 +30,8 @@ def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     """
     from agentrl_cli.models.checkpoint import written_whole
 
-    file = next(
-        (file for file in list_places(name, base) if file.suffix == ".gguf" and file.is_file()),
-        None,
-    )
+    places = list_places(name, base)
+    file = next((place for place in places if place.suffix == ".gguf" and place.is_file()), None)
     if file is None:
         return None
     facts = file.resolve().stat()

@@ -121,10 +121,8 @@ def _otel(record: Mapping[str, Any]) -> Span:
     ]
     notes = [one.get("result", one) for one in record.get("annotations") or ()]
     places = (flat, *(given for _, given in events))
-    scores = [
-        *(place.get(name) for place in places for name in SCORES),
-        *(note.get("score") for note in notes if isinstance(note, dict)),
-    ]
+    scores: list[Any] = [place.get(name) for place in places for name in SCORES]
+    scores += [note.get("score") for note in notes if isinstance(note, dict)]
     found.score = next((one for one in map(number_in, scores) if one is not None), None)
     status = record.get("status") or {}
     codes = (status.get("code"), status.get("status_code"), record.get("status_code"))
