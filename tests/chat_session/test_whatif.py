@@ -37,7 +37,7 @@ from tests.chat_session.test_golden import fill
 from tests.helpers.sandbox import open_sandbox
 from tests.helpers.session import scripted, what_if
 from tests.helpers.trees import grafted
-from tests.helpers.tui import press, screen_of, showing, until_text, visible
+from tests.helpers.tui import press, screen_of, showing, until, until_text, visible
 from tests.tui.test_chat import serve
 
 PACK = load_pack("calc-task")
@@ -270,11 +270,13 @@ async def test_replay_asks_and_shows_what_came_of_it_and_keys_scroll_it(
         screen = screen_of(pilot, WhatIfScreen)
         await pilot.resize_terminal(80, 12)
         screen.take({"ev": "fatal", "message": "late", "hint": "\n".join(map(str, range(30)))})
+        await until(pilot, lambda: screen.page.max_scroll_y > 20)  # laid out: keys scroll by a page
         await press(pilot, "pagedown", then=lambda: screen.page.scroll_offset.y == 10)
         lost = {"ev": "child", **child_object(Episode("kept", "p/1"))}
         assert lost["text"] == "" and lost["reward"] is None
         for n in range(30):
             screen.take({**lost, "episode": f"kept{n:02}", "reward": None if n else 1.0})
+        await until(pilot, lambda: screen.page.max_scroll_y > 50)
         await press(pilot, "pagedown", "pagedown", then="kept20")
         await press(pilot, *["pagedown"] * 2, then="0 of 30 solved, mean reward 1.00")
         await pilot.resize_terminal(120, 40)
