@@ -10,7 +10,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
@@ -51,13 +51,7 @@ def compute(expression: str) -> Fraction:
     if len(text) > MAX_LENGTH:
         raise CalculatorError(f"the expression has more than {MAX_LENGTH} characters")
     try:
-        tree = ast.parse(text, mode="eval", feature_version=(3, 11))
-        numbers = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        for node in numbers:
-            if isinstance(node.value, float) and 0 < node.value < math.inf:
-                # as written: a float has 17 digits at most
-                node.value = Decimal(ast.get_source_segment(text, node) or "")  # type: ignore[assignment]
-        return _value(tree.body)
+        return _value(ast.parse(text, mode="eval", feature_version=(3, 11)).body, text)
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
         raise CalculatorError(f"cannot read {_short(text)!r}{place}") from error
@@ -88,20 +82,22 @@ def show(value: Fraction) -> str:
     return f"{float(value) if plain else quotient:.{DIGITS}g}"
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, text: str) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float() | Decimal() as value) if not isinstance(
-            value, bool
-        ):
-            return _number(value)
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() as number):
+            return _check_size(Fraction(number))
+        case ast.Constant(value=float()):  # of which the digits as written count, not 17 of them
+            return _decimal(ast.get_source_segment(text, node) or "")
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_value(operand, text)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
+            return _value(operand, text)
         case ast.BinOp(op=op, left=left, right=right):
-            return _binary(op, _value(left), _value(right))
+            return _binary(op, _value(left, text), _value(right, text))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return _call(name, [_value(argument) for argument in args])
+            return _call(name, [_value(argument, text) for argument in args])
         case ast.Name(id=name):
             raise CalculatorError(f"there are no variables here ({_short(name)}), only numbers")
         case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.BoolOp():
@@ -111,10 +107,14 @@ def _value(node: ast.expr) -> Fraction:
     raise CalculatorError(f"{type(node).__name__} is not arithmetic")
 
 
-def _number(value: float | Decimal) -> Fraction:
-    if value == math.inf:
-        raise CalculatorError("a number is too large")
-    return _check_size(Fraction(value))
+def _decimal(text: str) -> Fraction:
+    try:
+        number = Decimal(text)
+    except InvalidOperation as error:  # the exponent has more than 18 digits
+        raise CalculatorError("an exponent is too large") from error
+    if number and abs(number.adjusted()) > MAX_BITS:  # before the fraction writes out its zeros
+        raise CalculatorError(f"{_short(text)} is too large or too close to 0")
+    return _check_size(Fraction(number))
 
 
 def _binary(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
