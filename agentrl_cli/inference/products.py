@@ -24,8 +24,9 @@ ROWS = (1, 4, 16, 64)
 """Of the trials: a rollout begins with many sequences and ends with few."""
 MOST = 2**22
 """Numbers of a matrix that is tried; a larger one is tried with fewer columns."""
-_REPEATS, TICK = 8, 1e-9
-"""Of a product; the time in seconds of one that the clock does not see."""
+_REPEATS = 8
+TICK = 1e-9
+"""Seconds of a product that the clock does not see."""
 
 
 def as_torch(weight: Tensor, bias: Tensor | None) -> Product:

@@ -249,7 +249,7 @@ def tool_names(schemas: Any) -> list[str] | None:
     return names
 
 
-def declared(row: Mapping[str, Any], tools: Collection[str]) -> Iterator[str]:
+def list_declared(row: Mapping[str, Any], tools: Collection[str]) -> Iterator[str]:
     """Yield the names of the functions that a row declares, if the pack has the tool `declared`."""
     given = row.get("tool_schemas") if "declared" in tools else None
     for schema in given if isinstance(given, list) else [given]:

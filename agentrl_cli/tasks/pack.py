@@ -23,7 +23,7 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.agent import AgentSpec
-from agentrl_cli.tasks.forms import CHOICES, declared, named_function, normal
+from agentrl_cli.tasks.forms import CHOICES, list_declared, named_function, normal
 from agentrl_cli.tasks.sources import Source, default_source, default_splits
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
@@ -191,7 +191,7 @@ class Pack:
             wrong = (
                 row
                 if isinstance(row, str)
-                else _wrong(row, self.row, [*tools, *declared(row, tools)], seen)
+                else _wrong(row, self.row, [*tools, *list_declared(row, tools)], seen)
                 or next(filter(None, (tool.wrong(row) for tool in self.tools)), "")
                 or _missing(row["prompt"], self.dir)
             )

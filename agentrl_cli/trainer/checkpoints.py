@@ -79,8 +79,7 @@ class Checkpoints:
         return folder
 
     def forget_old(self, step: int, besides: str = "") -> None:
-        """Delete all but the last `train.save.keep` checkpoints of steps up to this one, and the one in the folder
-        `besides`.
+        """Delete all but the last `train.save.keep` checkpoints up to this step; the folder `besides` stays too.
 
         Of later steps there are some if a resume could not use them and began earlier.
         """

@@ -34,7 +34,7 @@ FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch)\b")
 """Commands of a Dockerfile that install nothing."""
 OUTSIDE = re.compile(r"(?<![\w./])/(?!dev/null)\w")
 """A path that is not in the working folder."""
-PLAIN = re.compile(r"(^|[\s/])(python|debian|ubuntu)[\w.-]*([:@\s]|$)")
+PLAIN = re.compile(r"(^|[\s/])(python|debian|ubuntu)[\d.-]*([:@\s]|$)")
 """Base images that bring nothing which the sandbox lacks; another one is the task's own."""
 IMAGE = ("ENV", "USER", "VOLUME", "SHELL", "ONBUILD")
 """Instructions of a Dockerfile that the sandbox does not follow."""

@@ -118,6 +118,7 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "COPY notes.txt ../x": ("environment/Dockerfile", b"COPY notes.txt ../x"),
     "WORKDIR /app/sub": ("environment/Dockerfile", b"WORKDIR /app\nWORKDIR /app/sub\nCOPY notes.txt x"),
     "ENV A=1": ("environment/Dockerfile", b"FROM python:3.12-slim\nenv A=1"),
+    "FROM python-scipy:1": ("environment/Dockerfile", b"FROM python-scipy:1"),
     "FROM --platform=a x/python/own:1": ("environment/Dockerfile", b"FROM --platform=a x/python/own:1"),
     "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
     "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),

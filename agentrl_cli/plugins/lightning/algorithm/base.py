@@ -327,6 +327,7 @@ class APO(Algorithm, Generic[T]):
             )
             for number, message in enumerate(messages)
         ]
+        # Without a reward it counts as 0, as in Agent-Lightning's APO (`evaluate_prompt_on_batch`).
         parts = (RewardPart("final reward", reward or 0.0, primary=True),)
         outcome = solved if rollout.status == "succeeded" else failed
         return Episode(
