@@ -192,25 +192,29 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
             )  # its own script did run
 
 
-def test_a_secret_in_a_thought_or_an_error_is_in_no_page(tmp_path: Path) -> None:
+def test_a_secret_in_a_thought_a_message_or_an_error_is_in_no_page(tmp_path: Path) -> None:
     """The content of a turn has neither its thoughts nor its calls, which the tokens spell."""
     words = demo.Words()
-    w = demo.Writer(words, 1)
-    w.given("user", "go", Origin.USER)
-    w.assistant(f"<think>{SECRET}</think>done")
-    said = replace(w.turns[1], messages=({"role": "assistant", "content": "done"},))
-    one = demo.episode(words, 1, solved=True, run_id="r")
-    one = replace(one, turns=(w.turns[0], said), tokens=w.tokens())
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "run", status="failed", error=f"401 for {SECRET}"))
+        for id, asked, thought in (("thinks", "go", SECRET), ("asks", f"go {SECRET}", "yes")):
+            w = demo.Writer(words, 1)
+            w.given("user", "go", Origin.USER)
+            w.assistant(f"<think>{thought}</think>done")
+            said = [{"role": "user", "content": asked}, {"role": "assistant", "content": "done"}]
+            turns = tuple(replace(t, messages=(m,)) for t, m in zip(w.turns, said, strict=True))
+            one = demo.episode(words, 1, solved=True, run_id="r")
+            one = replace(one, id=id, turns=turns, tokens=w.tokens())
+            store.episodes.finish(one, tokenizer="words")
         store.tokenizers.add("words", words.json(), "", {})
-        store.episodes.finish(one, tokenizer="words")
         report = make_report(store, "run", token_texts)
-        page = page_object(store, one.id, token_texts)
+        pages = {id: page_object(store, id, token_texts) for id in ("thinks", "asks")}
     write_report(report, tmp_path / "r.html", markdown=False)
     text = (tmp_path / "r.html").read_text()
     assert "401 for [masked:api-key]" in text and "was masked" in text and SECRET not in text
-    assert page["masked"] and page["tokens"] is None and SECRET not in json.dumps(page)
+    assert all(page["masked"] and page["tokens"] is None for page in pages.values())
+    assert SECRET not in json.dumps(pages)
+    assert "go [masked:api-key]" in pages["asks"]["turns"][0]["messages"][0]
 
 
 def test_pictures_lie_beside_markdown_of_any_name(db: Path, tmp_path: Path, cli: Cli) -> None:
