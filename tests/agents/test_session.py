@@ -278,6 +278,18 @@ async def test_of_equal_answers_the_newest_is_continued() -> None:
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0, None, None]
 
 
+class Noting(ScriptedPolicy):
+    """Keeps how each answer was to be sampled."""
+
+    def __init__(self, replies: list[str], tokenizer: Any) -> None:
+        super().__init__(replies, tokenizer)
+        self.seen: list[Sampling] = []
+
+    async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+        self.seen.append(sampling)
+        return await super().generate(key, ids, sampling, **more)
+
+
 async def test_several_choices_are_siblings() -> None:
     texts = ["One.", "Two."]
     session = session_of(lambda key, ids: texts.pop(), choices=2)
@@ -286,17 +298,20 @@ async def test_several_choices_are_siblings() -> None:
     assert [turn.parent for turn in session.tree.turns] == [None, None, 0]
     with pytest.raises(RequestError, match="n = 3"):
         await session.complete(ask([USER], n=3))
-    seeds: list[int] = []
-
-    class Noting(ScriptedPolicy):
-        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
-            seeds.append(sampling.seed)
-            return await super().generate(key, ids, sampling, **more)
-
-    again = session_of(Noting(["One."], CHAT.tokenizer), choices=2, retries=False)
+    policy = Noting(["One."], CHAT.tokenizer)
+    again = session_of(policy, choices=2, retries=False)
     for _ in range(2):
         await again.complete(ask([USER], n=2, seed=7))
+    seeds = [sampling.seed for sampling in policy.seen]
     assert seeds[:2] == seeds[2:] and len({*seeds}) == 2
+
+
+async def test_no_call_can_be_written_where_none_is_wanted() -> None:
+    policy = Noting(["Hello."], CHAT.tokenizer)
+    for choice in ("none", "auto"):
+        await session_of(policy).complete(ask([USER], tools=[ADD], tool_choice=choice))
+    opening, closing = map(CHAT.tokenizer.id_of, ("<tool_call>", "</tool_call>"))
+    assert [sampling.bad_ids for sampling in policy.seen] == [(opening, closing), ()]
 
 
 async def test_a_raw_prompt_continues_what_it_repeats() -> None:

@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,22 @@ def test_the_clone_comes_first_until_the_package_is_published(page: str) -> None
     block = (ROOT / page).read_text(encoding="utf-8").split("```")[1].strip().splitlines()
     assert block[0].startswith("git clone ") and block[1].startswith("make demo")
     assert not any("pip install" in line for line in block)
+
+
+def test_every_text_names_the_package_and_extras_that_it_has() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    texts = [ROOT / "README.md", ROOT / "README.zh.md"]
+    for folder, kind in (("agentrl_cli", "*.py"), ("docs", "*.md"), ("examples", "*.py")):
+        texts += sorted((ROOT / folder).rglob(kind))
+    for text in texts:
+        named = re.findall(
+            r"pip install (?:-U )?'?(agentrl[\w-]*)(?:\[([\w,-]+)\])?", text.read_text()
+        )
+        for package, some in named:
+            assert package == "agentrl-cli", text
+            assert {*filter(None, some.split(","))} <= extras.keys(), (text, some)
 
 
 def test_the_map_names_what_is_there() -> None:
