@@ -146,8 +146,8 @@ def _open_ro(path: Path, busy_ms: int, options: str) -> sqlite3.Connection:
     try:
         conn.execute("PRAGMA query_only=ON")
         conn.execute("PRAGMA foreign_keys=ON")
-        conn.execute("PRAGMA cache_size=-65536")
         _look(conn, path, busy_ms)
+        conn.execute("PRAGMA cache_size=-65536")  # reads the file, so it may have to wait
     except BaseException:
         conn.close()
         raise

@@ -209,6 +209,14 @@ def test_a_lock_is_waited_for_and_then_named(tmp_path: Path) -> None:
             store.runs.add(RunRow(id="r1", name="a"))
             release.join()
             assert [run.name for run in store.runs.all()] == ["a"]
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        # As while a process recovers the log, or is the last to close the file.
+        other.execute("UPDATE runs SET kind='train'")
+        release = threading.Timer(0.2, other.close)
+        release.start()
+        with Store.open(path, readonly=True) as store:
+            assert [run.name for run in store.runs.all()] == ["a"]
+        release.join()
 
 
 def test_a_reader_cannot_write(path: Path, raw: sqlite3.Connection) -> None:
