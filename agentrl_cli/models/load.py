@@ -39,7 +39,7 @@ from agentrl_cli.paths import (
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
-from agentrl_cli.store.checkpoint_names import select_checkpoint, split_checkpoint
+from agentrl_cli.store.checkpoint_names import run_of, select_checkpoint, split_checkpoint
 from agentrl_cli.store.journal import INPUTS
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def checkpoint_folder(
     store: Store, run: str, which: str, config: ModelConfig, *, base: Path
 ) -> Path:
     """Return the folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
-    row = store.runs.get(run)
+    row = run_of(store, run)
     if which == "base":
         pinned = (store.journal.newest_event(row.id, INPUTS) or {}).get("model")
         name = pinned or row.model or config.name

@@ -23,13 +23,16 @@ def split_checkpoint(name: str | None) -> tuple[str, str] | None:
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
     """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
-    Other names are returned unchanged. None means the best one, or the last if nothing but the base was evaluated; the
-    result is None if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
+    So is `last@WHICH`; other names are returned unchanged. None means the best one, or the last if nothing but the
+    base was evaluated; the result is None if nothing was trained yet. Raises NotFound if a run or checkpoint given by
+    name does not exist.
     """
+    parts = split_checkpoint(name)
+    if parts is not None and parts[0] == "last":
+        return f"{run_of(store, 'last').name}@{parts[1]}"
     if name not in (None, "best", "last", "base") and not name.isdigit():
         return name
-    trainings = (r for r in store.runs.all() if r.kind == "train" and store.runs.checkpoints(r.id))
-    row = store.runs.get(run) if run is not None else next(trainings, None)
+    row = store.runs.get(run) if run is not None else _newest_training(store)
     if row is None:
         if name in (None, "base"):
             return None
@@ -41,6 +44,16 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
         best = [c.step for c in store.runs.checkpoints(row.id) if c.kind == "best"]
         name = "best" if any(best) or (best and _has_been_evaluated(store, row)) else "last"
     return f"{row.name}@{name}"
+
+
+def run_of(store: Store, name: str) -> RunRow:
+    """Return the run of a checkpoint; `last` is the newest training with checkpoints. Raises NotFound."""
+    return (_newest_training(store) if name == "last" else None) or store.runs.get(name)
+
+
+def _newest_training(store: Store) -> RunRow | None:
+    trainings = (row for row in store.runs.all() if row.kind == "train")
+    return next((row for row in trainings if store.runs.checkpoints(row.id)), None)
 
 
 def _has_been_evaluated(store: Store, run: RunRow) -> bool:
@@ -68,7 +81,7 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
     if parts is None:
         return None
     run, which = parts
-    row = store.runs.get(run)
+    row = run_of(store, run)
     found = select_checkpoint(store.runs.checkpoints(row.id), which)
     return row, found.step if found else 0
 
@@ -90,6 +103,6 @@ def pin_version(store: Store | None, name: str, folder: Path) -> str:
     parts = split_checkpoint(name)
     if parts is None or store is None or parts[1] == "base":
         return name
-    run = store.runs.get(parts[0])
+    run = run_of(store, parts[0])
     steps = [c.step for c in store.runs.checkpoints(run.id) if Path(c.path) == folder]
     return f"{run.name}@{steps[-1]}" if steps else name

@@ -517,9 +517,11 @@ def test_names_of_checkpoints(store: Store, tmp_path: Path) -> None:
         folder_of("²")
     store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "best")
     full = {None: "fox@best", "20": "fox@20", "owl@last": "owl@last", "./folder": "./folder"}
+    full["last@10"] = "fox@10"  # of the newest training: an evaluation is a run, too
     assert {name: full_name(store, name) for name in full} == full
+    assert checkpoint_folder(store, "last", "20", Config().model, base=tmp_path) == tmp_path
     fox = store.runs.get("fox")
-    trained = {"fox@best": (fox, 20), "fox@20": (fox, 20), "fox@base": (fox, 0), "tiny": None}
+    trained = {"fox@best": (fox, 20), "last@20": (fox, 20), "fox@base": (fox, 0), "tiny": None}
     assert {name: trained_by(store, name) for name in trained} == trained
     assert not explain_best(store, "fox@best") and not explain_best(store, "tiny")
     store.runs.add_checkpoint(run.id, 0, tmp_path, {}, "best")
