@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import json
 import os
 import re
@@ -50,6 +51,9 @@ def report(error: BaseException) -> int:
         case RuntimeError() if "determine home directory" in str(error):  # pathlib's, of ~NAME
             hint = "Write the whole path, or ~/ for your own home."
             return _fail("A path begins with ~, and that user has no home here.", hint, 2, error)
+        case OSError(errno=errno.ENAMETOOLONG):
+            hint = "Look for a text, or a list, where a file or a folder is to be named."
+            return _fail("A path is longer than this system allows.", hint, 2, error)
         case PermissionError() if error.filename:
             return _fail(
                 f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error

@@ -224,6 +224,7 @@ def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:
         cli(*args, code=2, said=f"{tmp_path} has no task.yaml")
     cli("check", "./nowhere", code=2, said="nowhere does not exist")
     cli("check", "calc-tsk", code=2, said="Did you mean calc-task")
+    cli("check", "x" * 5000, code=2, said="A path is longer than this system allows")
 
 
 def test_settings_for_a_finished_run_are_not_dropped_in_silence(
