@@ -96,7 +96,7 @@ def make_server(command: str, host: str, port: int, token: str) -> Any:
 def serve(server: Any, listening: Callable[[], None]) -> None:
     """Serve until ctrl+c, as textual-serve does, but call `listening` once connections are accepted.
 
-    Raises UsageError if the port is taken.
+    Raises UsageError if the port is taken or not allowed.
     """
     from aiohttp import web
 
@@ -109,5 +109,5 @@ def serve(server: Any, listening: Callable[[], None]) -> None:
     except OSError as error:
         raise UsageError(
             f"Nothing can be served on port {server.port}: {error.strerror}.",
-            hint=f"Try --port {server.port + 1}.",
+            hint="--port chooses another one; those below 1024 are often the administrator's alone.",
         ) from error
