@@ -10,6 +10,7 @@ tag `scan:NAME`. People label with tags in the screens: a tag NAME for yes, `not
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from agentrl_cli.types import Episode
 
 Scanner = Callable[[Episode], Any]
 JUDGE = "Answer with the one word yes or no. {question}\n\nThe episode:\n{text}"
+VERDICT = re.compile(r"\W*(yes|no)(?! *[\w/])", re.IGNORECASE)
+"""One of the words at the start, alone or before a mark: "Not sure" and "No idea" are no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ def load_scanner(target: str, base: Path) -> tuple[str, Scanner]:
         lines = (line for turn in episode.turns for line in message_lines(list(turn.messages)))
         prompt = JUDGE.format(question=question, text="\n".join(lines))
         answer = await ask(asked, [{"role": "user", "content": prompt}])
-        word = answer.strip().lower()
-        if not word.startswith(("yes", "no")):
+        word = VERDICT.match(answer)
+        if word is None:
             raise EnvError(f"The judge answered neither yes nor no: {answer[:80]!r}")
-        return word.startswith("yes")
+        return word[1].lower() == "yes"
 
     return name, judge
 

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from math import comb, isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,12 @@ from agentrl_cli.plugins.failures.modes import (
     find_modes,
     generalise,
 )
+from agentrl_cli.plugins.failures.scan import load_scanner, scan
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, ToolCall, ToolResult
 from tests.helpers.cli import Cli
 from tests.helpers.growth import exponent
+from tests.helpers.remote import server
 from tests.reports.planted import attempt
 
 KINDS = ("no call", "other tool", "argument", "raises", "loops", "ignores")
@@ -211,3 +214,29 @@ def test_the_command_reports_modes_and_flags(cli: Cli) -> None:
     for way in ("--scan=s.py:long", "--json"):
         said = f"--limit does nothing with {way.partition('=')[0]}"
         cli("failures", way, "--limit", "1", *db, code=2, said=said)
+
+
+async def test_a_judge_that_decides_nothing_gives_no_verdict(tmp_path: Path) -> None:
+    said = {
+        "e1": "**No.** It was asked",
+        "e2": "Yes\nThe",
+        "e3": "Not sure",
+        "e4": "No idea",
+        "e5": "Yes/no",
+        "e6": "Nope",
+    }
+    answers = iter(said.values())
+
+    async def handle(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"choices": [{"message": {"content": next(answers)}}]}
+
+    async with server(handle) as url:
+        (tmp_path / "j.yaml").write_text(f"{{question: '?', url: '{url}', model: x, cache: null}}")
+        with store_of(tmp_path / "agentrl.db", episodes()[: len(said)]) as store:
+            rows = sorted(
+                store.episodes.used("", "time", store.runs.get("r").id), key=lambda row: row.id
+            )
+            assert [row.id for row in rows] == list(said)
+            flagged, failed = await scan(store, rows, *load_scanner("j.yaml", tmp_path))
+    assert flagged == ["e2"] and [id for id, _ in failed] == ["e3", "e4", "e5", "e6"]
+    assert all("neither yes nor no" in error for _, error in failed)
