@@ -224,6 +224,8 @@ def fingerprint(
     limits = config.rollout.model_dump(
         exclude={"group_size", "prompts_per_step", "concurrency", "temperature"}
     )
+    plain = getattr(loaded.model, "get_base_model", None)  # of a model with an adapter
+    folders = [loaded.folder, Path(plain().name_or_path) if plain else None]
     facts = [
         loaded.name,
         config.remote.url,
@@ -232,7 +234,7 @@ def fingerprint(
         config.sandbox.limits,
         loaded.policy.weights_version,
         loaded.chat.tokenizer.hash,
-        _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),
+        [one for folder in folders for one in _files(folder)],
         [[task.id, task.prompt, dict(task.data), task.tools] for task in tasks],
         {name: [pack.code, pack.schemas] for name, pack in packs.items()},
         *(pack.agent.code for pack in packs.values() if pack.agent is not None),
@@ -342,7 +344,8 @@ def _note_end(store: Store, run: RunRow) -> Iterator[None]:
         store.runs.update(run.id, status=status, ended=time.time(), error=error)
 
 
-def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (name, size, modification time) of files: hashing gigabytes of weights would take too long."""
+def _files(folder: Path | None) -> list[tuple[str, int, int]]:
+    """Return (name, size, modification time) of weights: hashing gigabytes of them would take too long."""
+    patterns = ("*.safetensors", "*.bin", "*config.json")
     found = sorted(path for pattern in patterns for path in folder.glob(pattern)) if folder else []
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]

@@ -25,6 +25,7 @@ from agentrl_cli.errors import (
     TemplateError,
     UsageError,
 )
+from agentrl_cli.evaluate import Settings, fingerprint
 from agentrl_cli.learning.optimizers import Muon, OffloadedAdamW, Several, make_optimizer
 from agentrl_cli.models import device as quantise
 from agentrl_cli.models.adapter import add_adapter, has_dropout, name_base
@@ -377,6 +378,24 @@ def test_an_adapter_is_loaded_without_a_word_and_merged(
     half = merge(str(adapter_folder), tmp_path / "half", few, base=tmp_path, dtype="bfloat16")
     assert half.dtype == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(half.folder).dtype is torch.bfloat16
+
+
+def test_an_evaluation_of_an_adapter_is_one_of_its_base_too(
+    source: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
+    prints = set()
+    for name, changed in (("a", 0), ("b", 0), ("b", 1)):
+        base = shutil.copytree(source, tmp_path / name, dirs_exist_ok=True)
+        if changed:
+            os.utime(base / "model.safetensors", ns=(changed, changed))
+        of = json.loads((adapter / "adapter_config.json").read_text())
+        of["base_model_name_or_path"] = str(base)
+        (adapter / "adapter_config.json").write_text(json.dumps(of))
+        os.utime(adapter / "adapter_config.json", ns=(1, 1))
+        loaded = load_policy(str(adapter), Config(), base=tmp_path)
+        prints.add(fingerprint(loaded, {}, Config(), [], Settings.of(Config())))
+    assert len(prints) == 2  # a copy is the same base
 
 
 def test_full_weights_are_copied_bit_by_bit(source: Path, tmp_path: Path) -> None:
