@@ -137,7 +137,7 @@ def _print_runs(found: RunComparison, limit: int) -> None:
             print_rows([head, "A", "B"], rows)
             echo()
     if not found.tasks:
-        narrate("The runs have no attempted task in common.")
+        narrate(f"No task was attempted by both ({found.source}).")
         return
     one = found.difference
     echo(

@@ -98,7 +98,7 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
         after=runs[1],
         metrics=_metrics(*steps),
         settings=[row for row in settings if row[1] != row[2]],
-        evals=_evals(*(all_evals(store, run) for run in runs)),
+        evals=_evals(store, *(all_evals(store, run) for run in runs)),
         source=source,
         tasks=_pair_rows(*attempts),
         curves=(series(steps[0], "reward"), series(steps[1], "reward")),
@@ -171,16 +171,31 @@ def all_evals(store: Store, run: RunRow) -> list[EvalRow]:
 
 
 def _evals(
-    one: list[EvalRow], two: list[EvalRow]
-) -> tuple[tuple[str, EvalRow | None, EvalRow | None], ...]:
-    """Return the newest evaluation of each run by split, and the best."""
+    store: Store, one: list[EvalRow], two: list[EvalRow]
+) -> list[tuple[str, EvalRow | None, EvalRow | None]]:
+    """Return the newest evaluation of each run by split, and the best; two of other tasks stand apart."""
     out: list[tuple[str, EvalRow | None, EvalRow | None]] = []
     for split in sorted({row.split for row in [*one, *two]}):
         of = [[row for row in rows if row.split == split] for rows in (one, two)]
+        newest = [rows[-1] if rows else None for rows in of]
         best = [max(rows, key=lambda row: row.pass_rate or 0.0, default=None) for rows in of]
-        out.append((f"{split}, newest", of[0][-1] if of[0] else None, of[1][-1] if of[1] else None))
-        out.append((f"{split}, best", best[0], best[1]))
-    return tuple(out)
+        for which, (a, b) in (("newest", newest), ("best", best)):
+            name = f"{split}, {which}"
+            if a is None or b is None or _same_tasks(store, a, b):
+                out.append((name, a, b))
+            else:
+                out += [(name, a, None), (f"{name}, other tasks", None, b)]
+    return out
+
+
+def _same_tasks(store: Store, one: EvalRow, two: EvalRow) -> bool:
+    """Whether two evaluations of a split are of the same tasks: by their number alone if one has no episodes."""
+    tasks = []
+    for row in (one, two):
+        step = "none" if row.step is None else row.step
+        found = store.episodes.used(f"kind:eval step:{step}", "time", row.run_id)
+        tasks.append({(each.pack, each.task_id) for each in found if each.split == row.split})
+    return tasks[0] == tasks[1] if all(tasks) else one.n_tasks == two.n_tasks
 
 
 def _eval(row: EvalRow | None) -> dict[str, Any] | None:

@@ -43,7 +43,7 @@ from agentrl_cli.tui.replay.panels import turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
-from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall
+from agentrl_cli.types import Episode, Outcome, RewardPart, Task, ToolCall
 from tests.helpers import tui_demo as demo
 from tests.helpers.cli import Cli
 from tests.helpers.tui import (
@@ -297,6 +297,22 @@ def test_comparing_two_runs(db: Path, cli: Cli) -> None:
     assert row["evals"]["test, newest"]["before"]["pass_rate"] == 0.2
     assert row["metrics"]["reward"]["before"] == 0.25
     assert any(name.startswith("train") for name in row["settings"])
+
+
+def test_evaluations_of_other_tasks_stand_in_rows_of_their_own(tmp_path: Path, cli: Cli) -> None:
+    cli.always = ("--db", str(tmp_path / "agentrl.db"))
+    with Store.open(tmp_path / "agentrl.db") as store:
+        for number, (pack, rate) in enumerate([("a", 0.2), ("a", 0.4), ("b", 0.6)]):
+            run = store.runs.add(RunRow("", f"run{number}", kind="eval", status="finished"))
+            store.runs.add_eval(EvalRow(run.id, 0, "base", "test", 1, 1, rate))
+            store.tasks.add([Task("calc/0417", pack, "price", "test", ())])
+            episode = demo.episode(demo.Words(), number, solved=True, step=0, run_id=run.id)
+            store.episodes.finish(episode.with_(kind="eval", pack=pack))
+    same = cli.json("compare", "run0", "run1")["evals"]["test, newest"]
+    assert [same[side]["pass_rate"] for side in ("before", "after")] == [0.2, 0.4]
+    found = cli.json("compare", "run1", "run2")["evals"]
+    assert found["test, newest"]["after"] is None
+    assert found["test, newest, other tasks"]["after"]["pass_rate"] == 0.6
 
 
 @pytest.fixture
