@@ -26,7 +26,8 @@ LEGEND: dict[str, dict[str, str]] = {
         "cut off": "the share of attempts that a limit on tokens or turns ended",
         "clipped": "the share of tokens at a clipping bound: they are not trained further",
         "KL": "how far the model is from the reference model, in nats a token; a rise that speeds up is a warning",
-        "entropy": "how undecided the model is at a token, in nats; near 0 it tries nothing new",
+        "entropy": "how undecided the model is at a token, in nats; near 0 it tries nothing new. The curve is a mean "
+        "over the trained tokens, so groups in which every attempt has the same reward are not in it",
         "grad norm": "the size of the update's gradient before it is limited",
         "eval": "the share solved on tasks that are not trained on, with its 95 % interval",
         "G=8 x 8 prompts": "8 attempts at each of 8 tasks in a step",

@@ -29,7 +29,7 @@ from agentrl_cli.types import Episode
 Scanner = Callable[[Episode], Any]
 JUDGE = "Answer with the one word yes or no. {question}\n\nThe episode:\n{text}"
 VERDICT = re.compile(r"\W*(yes|no)(?! *[\w/])", re.IGNORECASE)
-"""One of the words at the start, alone or before a mark: "Not sure" and "No idea" are no verdict."""
+"""One of the words at the start, alone or before a mark: "Not sure" and "No idea" decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
