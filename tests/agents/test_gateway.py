@@ -334,6 +334,22 @@ async def test_an_episode_is_named_by_key_header_or_body() -> None:
     assert [*found[:-1], found[-1][:6]] == list(named)
 
 
+async def test_a_call_of_the_local_shell_is_a_call_with_its_answer() -> None:
+    world, action = world_of(["Two files."]), {"type": "exec", "command": ["ls"], "env": {}}
+    items = [
+        {"role": "user", "content": "What is here?"},
+        {"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "action": action},
+        {"type": "local_shell_call_output", "id": "c1", "output": "a b"},
+    ]
+    found = await post(world, "/e/a/v1/responses", {"input": items})
+    assert found.status_code == 200, found.text
+    _, said, answered, _ = (await world.end("a")).turns
+    [made] = said.messages[0]["tool_calls"]
+    assert made["function"] == {"name": "local_shell", "arguments": action}
+    answer = answered.messages[0]
+    assert [answer[name] for name in ("role", "content", "name")] == ["tool", "a b", "local_shell"]
+
+
 async def test_instructions_are_those_of_the_request_alone() -> None:
     world, more = world_of(lambda key, ids: "x"), dict[str, Any]()
     for text in ("Be brief.", "Be brief.", "Be long."):

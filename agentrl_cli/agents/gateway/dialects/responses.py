@@ -69,18 +69,17 @@ def _messages(body: Body) -> Iterator[Message]:
 
 def _message(item: Mapping[str, Any], param: str) -> Message:
     """Return an item as a message; reasoning and calls are merged with their neighbours later."""
+    id_ = str(item.get("call_id") or item.get("id") or "")
     match item.get("type", "message"):
         case "message":
             return read_message(item, param)
         case "function_call":
-            call = (
-                str(item.get("call_id") or ""),
-                str(item.get("name") or ""),
-                item.get("arguments"),
-            )
+            call = (id_, str(item.get("name") or ""), item.get("arguments"))
             return assistant_message("", [call], None)
-        case "function_call_output":
-            return tool_message(str(item.get("call_id") or ""), text_of(item.get("output"), param))
+        case "local_shell_call":  # Codex's
+            return assistant_message("", [(id_, "local_shell", item.get("action"))], None)
+        case "function_call_output" | "local_shell_call_output":
+            return tool_message(id_, text_of(item.get("output"), param))
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
             texts = [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
