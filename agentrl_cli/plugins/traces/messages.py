@@ -243,5 +243,8 @@ def _codex(line: Mapping[str, Any]) -> Iterator[Said]:
         yield Said({"role": "assistant", "content": "", "reasoning_content": thought}, at)
     elif payload.get("type") in ("function_call", "custom_tool_call"):
         yield Said({"role": "assistant", "content": "", "tool_calls": [call_of(payload)]}, at)
+    elif payload.get("type") == "local_shell_call":
+        call = call_of({**payload, "name": "local_shell", "arguments": payload.get("action")})
+        yield Said({"role": "assistant", "content": "", "tool_calls": [call]}, at)
     elif payload.get("type") in ("function_call_output", "custom_tool_call_output"):
         yield from (Said(message, at) for message in messages_in([{**payload, "role": "tool"}]))

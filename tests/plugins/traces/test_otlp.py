@@ -143,6 +143,18 @@ def test_several_calls_of_one_answer(cli: Cli, name: str) -> None:
     calls = [one["name"] for turn in found["turns"] for one in turn["calls"]]
     results = [one["text"] for turn in found["turns"] for one in turn["results"]]
     assert (calls, results) == (["a", "b"], ["A", "B"])
+
+
+def test_a_session_of_codex_keeps_the_calls_of_its_local_shell(cli: Cli) -> None:
+    lines = [json.loads(line) for line in (FORMS / "codex.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["payload"].get("type") == "function_call":
+            shell = {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"]}}
+            line["payload"] = {"call_id": line["payload"]["call_id"], **shell}
+    (cli.folder / "shell.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = cli.json("replay", "shell.jsonl")
+    [call] = [call for turn in found["turns"] for call in turn["calls"]]
+    assert (call["name"], call["arguments"]) == ("local_shell", shell["action"])
     assert found["turns"][-1]["messages"][0]["content"] == "It is 42."
 
 
