@@ -21,6 +21,7 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.http import ServerError
 from agentrl_cli.policies.remote.text import OpenAIPolicy
+from agentrl_cli.tui.common.token_text import byte_of_char
 from agentrl_cli.types import Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
 
 NOT_SERVED = ("stop_strings", "bad_ids", "allow")
@@ -159,13 +160,18 @@ class Address(Here):
             # ids go to the servers that take them (vLLM, llama-server), a text to others; some list 5 at most
             prompts = (list(ids[:place]), self.chat.decode(ids[:place]))
             for prompt, most in product(prompts, (20, 5)):
-                answer = await self._ask(
-                    "/completions", prompt=prompt, logprobs=most, cache_prompt=True
-                )
+                asked = {"prompt": prompt, "logprobs": most, "cache_prompt": True}
+                answer = await self._ask("/completions", return_tokens_as_token_ids=True, **asked)
                 if top := _likeliest(answer):
                     break
-            found.append(top.get(ids[place], top.get(self.chat.decode([ids[place]]), np.nan)))
+            found.append(top.get(ids[place], top.get(self._spell(ids[place]), np.nan)))
         return np.array(found, np.float32)
+
+    def _spell(self, id_: int) -> bytes:
+        text = self.chat.tokenizer.token_text(id_)
+        if "\ufffd" not in self.chat.decode([id_]):
+            return text.encode()
+        return bytes(byte_of_char().get(c, 0) for c in text)  # a part of a character
 
     async def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         """Return the answer; empty where the address has no such path. Raises PolicyError if it cannot be reached."""
@@ -181,18 +187,27 @@ def _count(answer: dict[str, Any]) -> int | None:
     return count
 
 
-def _likeliest(answer: dict[str, Any]) -> dict[Any, float]:
-    """Return text, and id where the server sends it, to log-probability of the likeliest first tokens."""
+def _likeliest(answer: dict[str, Any]) -> dict[int | bytes, float]:
+    """Return id, or bytes if the server sends no ids, to log-probability of the likeliest first tokens."""
     try:
         listed = answer["choices"][0]["logprobs"]
-        if (
-            "content" not in listed
-        ):  # of OpenAI's completions; the others are of its chat completions
-            return dict(listed["top_logprobs"][0])
-        tops = listed["content"][0]["top_logprobs"]
-        return {name: one["logprob"] for one in tops for name in (one["token"], one.get("id"))}
-    except (LookupError, TypeError):
+        if "content" in listed:  # of chat completions, and llama-server's
+            tops = listed["content"][0]["top_logprobs"]
+            return {_key(one): one["logprob"] for one in tops}
+        named = dict(listed["top_logprobs"][0])
+        return {_key({"token": name}): logp for name, logp in named.items()}
+    except (LookupError, TypeError, ValueError):
         return {}
+
+
+def _key(one: dict[str, Any]) -> int | bytes:
+    if one.get("id") is not None:
+        return int(one["id"])
+    if one.get("bytes"):
+        return bytes(one["bytes"])
+    text = str(one["token"])
+    named = text.startswith("token_id:")  # vLLM's
+    return int(text[len("token_id:") :]) if named else text.encode(errors="replace")
 
 
 def _pick_logprobs(logits: Any, ids: Sequence[int], places: Sequence[int]) -> Float32:

@@ -140,7 +140,18 @@ async def test_llama_cpp_refuses_settings_that_it_is_not_given() -> None:
 
 async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
     here = Here(load_policy(str(model), Config(), base=model))
-    chat, extra = here.chat, 0
+    chat, extra, form = here.chat, 0, "text"
+
+    def listed(top: list[tuple[int, float]]) -> dict[str, Any]:
+        if form in ("text", "token_id"):
+            names = {n: f"token_id:{n}" if form == "token_id" else chat.decode([n]) for n, _ in top}
+            return {"top_logprobs": [{names[n]: logp for n, logp in top}]}
+        words = {
+            n: {"id": n} if form == "id" else {"bytes": list(chat.tokenizer.token_text(n).encode())}
+            for n, _ in top
+        }
+        tops = [{"token": "same", **words[n], "logprob": logp} for n, logp in top]
+        return {"content": [{"top_logprobs": tops}]}
 
     async def handle(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/chat/completions":
@@ -152,8 +163,8 @@ async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
             return 400, {"error": "5 at most"}
         ids = chat.tokenizer.encode(body["prompt"])
         logits = here.loaded.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-        top = {chat.decode([int(n)]): float(logits[n]) for n in logits.argsort()[-20:]}
-        choice = {"text": "", "logprobs": {"top_logprobs": [top]}}
+        top = [(int(n), float(logits[n])) for n in logits.argsort()[-20:]]
+        choice = {"text": "", "logprobs": listed(top)}
         return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids) + extra}}
 
     async with server(handle) as url:
@@ -169,6 +180,9 @@ async def test_an_address_is_asked_as_any_client_asks_it(model: Path) -> None:
         known = ~np.isnan(theirs)
         assert known.any() and not known.all()  # it lists the likeliest tokens alone
         np.testing.assert_allclose(theirs[known], ours[known], atol=1e-5)
+        for other in ("token_id", "id", "bytes"):  # several tokens may have one text
+            form = other
+            np.testing.assert_allclose(await subject.score(ids, places), theirs, atol=1e-5)
         one = Context("e@t1", ids, [], said, [])
         assert (await check_tokens(here, subject, [one])).ok
         extra = 1
