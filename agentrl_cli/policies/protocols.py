@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -76,9 +76,16 @@ class MessagePolicy(Protocol):
     """A policy whose server renders the messages with its own template."""
 
     def observe(
-        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> None:
-        """Take the conversation so far; called before each `generate` of the episode."""
+        self,
+        key: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        choice: Any = "auto",
+    ) -> bool:
+        """Take the conversation so far and OpenAI's `tool_choice`; called before each `generate` of the episode.
+
+        Returns whether the server follows the choice, so that the turn is not begun for it.
+        """
 
 
 @runtime_checkable

@@ -95,7 +95,7 @@ class LoopAttempt(Attempt):
         """Sample the model's turn and append it."""
         text, done, chat = self.transcript, self.transcript.answers, self.context.chat
         # Of the first turn alone: an episode whose every turn must call never ends.
-        choice = self.job.task.data.get("tool_choice") if done == 0 else None
+        choice = (self.job.task.data.get("tool_choice") if done == 0 else None) or "auto"
         forced = chat.tokenizer.encode(chat.syntax.forced_text(self.env.schemas, choice))
         room = self.most - len(text.ids) - len(forced)
         if room < MIN_ROOM:
@@ -114,8 +114,11 @@ class LoopAttempt(Attempt):
         sampling = replace(
             sampling, max_new_tokens=min(sampling.max_new_tokens, room)
         )  # a hook may ask for more
-        if isinstance(self.context.policy, MessagePolicy):
-            self.context.policy.observe(text.episode.id, text.messages, self.env.schemas)
+        policy = self.context.policy
+        if isinstance(policy, MessagePolicy) and policy.observe(
+            text.episode.id, text.messages, self.env.schemas, choice
+        ):
+            forced = []
         started = time.time()
         with self.clock.pause(), waiting(f"the model, which samples turn {done}"):
             generation = await self.sample([*text.ids, *forced], sampling)

@@ -18,10 +18,12 @@ from agentrl_cli.agents.runners.remote import Board
 from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overlaps
 from agentrl_cli.paths import bundled_model
+from agentrl_cli.policies.remote.text import OpenAIPolicy
 from tests.agents.test_model_server import ask as ask_server
 from tests.agents.test_model_server import settings
 from tests.helpers.chat import CHAT, call, schema
 from tests.helpers.gateway import MODEL, Held, World, served, session_of, world_of
+from tests.helpers.remote import server
 
 ADD = schema("add", {"a": "number"})
 HI = [{"role": "user", "content": "Hi."}]
@@ -225,6 +227,40 @@ async def test_a_call_that_is_forced_is_trained_but_for_its_beginning(
     trace = await world.end("a")
     last = trace.tokens.slice(trace.turns[-1].start, trace.turns[-1].end)
     assert 0 < int(last.trained_mask.sum()) < len(last)
+
+
+@pytest.mark.parametrize(
+    ("more", "sent"),
+    [
+        ({"tools": [ADD]}, None),
+        ({"tools": [ADD], "tool_choice": "none"}, "none"),
+        ({"tools": [ADD], "tool_choice": "required"}, "required"),
+        ({"functions": [ADD["function"]], "function_call": {"name": "add"}}, "add"),
+    ],
+)
+async def test_an_endpoint_that_is_sent_messages_gets_the_choice_of_a_tool(
+    more: dict[str, Any], sent: str | None
+) -> None:
+    asked: list[dict[str, Any]] = []
+    made = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        calls = {} if body.get("tool_choice") == "none" else {"tool_calls": [made]}
+        message = {"content": "Well.", **calls}
+        return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    async with server(handler) as url:
+        policy = OpenAIPolicy(url, "m", CHAT, mode="chat")
+        world = world_of(policy=policy)
+        found = await post(world, "/v1/chat/completions", {"messages": HI, **more})
+        await policy.close()
+    named = {"type": "function", "function": {"name": sent}}
+    assert asked[0].get("tool_choice") == (named if sent == "add" else sent)
+    said = found.json()["choices"][0]["message"]
+    calls = [one["function"] for one in said.get("tool_calls", [])]
+    calls += [said["function_call"]] if "function_call" in said else []
+    assert (said["content"], calls) == ("Well.", [] if sent == "none" else [made["function"]])
 
 
 async def test_token_ids_and_log_probabilities() -> None:

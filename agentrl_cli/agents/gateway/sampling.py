@@ -139,6 +139,8 @@ class Plan:
     """Tools whose calls the client is to see."""
     schema: Mapping[str, Any] | None
     """JSON Schema that the text follows."""
+    choice: Any
+    """`tool_choice` in OpenAI's form."""
 
     def sampling_for(self, chat: Chat, seed: int) -> Sampling:
         """Return the sampling of one answer."""
@@ -158,9 +160,8 @@ def plan(
     if request.top_logprobs is not None and request.top_logprobs > TOP_K:
         raise bad(f"top_logprobs is at most {TOP_K} here.", "top_logprobs")
     tools = () if request.tool_choice == "none" else request.tools
-    choice: Any = (
-        {"function": {"name": request.tool_name}} if request.tool_name else request.tool_choice
-    )
+    named = {"function": {"name": request.tool_name}}
+    choice: Any = named if request.tool_name else request.tool_choice
     text = chat.syntax.forced_text(tools, choice)
     constrains = request.schema is not None and not text
     if constrains and chat.opens:  # the text that follows the schema is not thinking
@@ -190,7 +191,7 @@ def plan(
     )
     if problem := sampling.problem.removeprefix("Sampling."):
         raise bad(f"{problem}.", problem.split()[0])
-    return Plan(sampling, forced, tools, request.schema if constrains else None)
+    return Plan(sampling, forced, tools, request.schema if constrains else None, choice)
 
 
 def _after_call(request: ModelRequest, chat: Chat) -> tuple[str, ...]:

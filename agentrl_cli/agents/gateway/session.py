@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -283,8 +283,10 @@ class Session:
         started = time.time()
         try:
             sampling = how.sampling_for(self.chat, seed)
-            if isinstance(policy, MessagePolicy):
-                policy.observe(slot, messages, context.at.tools)
+            if isinstance(policy, MessagePolicy) and policy.observe(
+                slot, messages, context.at.tools, how.choice
+            ):
+                how = replace(how, forced=())
             generation = await policy.generate(slot, [*context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False

@@ -64,11 +64,15 @@ class ServedModel:
             )
 
     def observe(
-        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> None:
+        self,
+        key: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        choice: Any = "auto",
+    ) -> bool:
         """Take the conversation so far, for a server that renders the messages itself."""
-        if isinstance(self.engine.policy, MessagePolicy):
-            self.engine.policy.observe(f"{self.name}/{key}", messages, tools)
+        policy, name = self.engine.policy, f"{self.name}/{key}"
+        return isinstance(policy, MessagePolicy) and policy.observe(name, messages, tools, choice)
 
     async def release(self, key: str) -> None:
         """Forget an episode."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ class OpenAIPolicy(RemotePolicy):
         self.endpoint = Endpoint(url, **connection)
         self.model = self.weights_version = model
         self.chat, self.mode, self.context_length = chat, mode, context_length
-        self._seen: dict[str, tuple[list[Message], list[ToolSchema]]] = {}
+        self._seen: dict[str, tuple[list[Message], list[ToolSchema], Any]] = {}
 
     @classmethod
     def of(cls, source: PolicySource) -> OpenAIPolicy:
@@ -86,10 +86,17 @@ class OpenAIPolicy(RemotePolicy):
         )
 
     def observe(
-        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> None:
-        """Take the conversation so far, which "chat" mode sends: call it before `generate`."""
-        self._seen[key] = (list(messages), list(tools))
+        self,
+        key: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        choice: Any = "auto",
+    ) -> bool:
+        """Take the conversation so far, which "chat" mode sends with the choice: call it before `generate`."""
+        if isinstance(choice, Mapping):
+            choice = {"type": "function", **choice}
+        self._seen[key] = (list(messages), list(tools), choice)
+        return self.mode == "chat"
 
     async def generate(
         self,
@@ -146,11 +153,12 @@ class OpenAIPolicy(RemotePolicy):
                 raise PolicyError(
                     'In "chat" mode `observe` must be called with the messages first.'
                 )
-            messages, tools = self._seen[key]
+            messages, tools, choice = self._seen[key]
             body["messages"] = [_wire(message) for message in messages]
             body |= {"tools": tools} if tools else {}
             # What is forbidden are calls: `of` refuses other tokens.
-            body |= {"tool_choice": "none"} if tools and sampling.bad_ids else {}
+            choice = "none" if sampling.bad_ids else choice
+            body |= {"tool_choice": choice} if tools and choice != "auto" else {}
             return "/chat/completions", body
         # The server's tokens may be others, so a text that is forbidden ends the answer.
         ending = (*sampling.bad_ids, *self.chat.stop_ids)[:STOPS]
