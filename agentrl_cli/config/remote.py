@@ -42,7 +42,9 @@ class RequestConfig(Group):
     timeout: Seconds = Field(default=600.0, description="seconds of one request")
     retries: Count = Field(default=3, description="times that a failed request is tried again")
     patience: float = Field(
-        default=120.0, ge=0, description="seconds that an unreachable server is waited for"
+        default=120.0,
+        ge=0,
+        description="seconds that an unreachable server is waited for, or a busy one that asks for it (Retry-After)",
     )
 
 

@@ -63,7 +63,8 @@ KNOWN = {
 # A `generation_config.json`, Qwen2.5's nearly.
 SILENT = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
 
-Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
+Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[Any, ...]]]
+"""Of a path and a body: status, answer and further lines of the head."""
 
 
 @asynccontextmanager
@@ -92,7 +93,7 @@ async def server(handler: Handler) -> AsyncIterator[str]:
         body = json.loads(await reader.readexactly(length)) if length else {}
         body["_headers"] = head
         try:
-            status, answer = await handler(head.split()[1], body)
+            status, answer, *more = await handler(head.split()[1], body)
         except ConnectionResetError:  # a handler that dies
             writer.transport.abort()
             return
@@ -100,7 +101,10 @@ async def server(handler: Handler) -> AsyncIterator[str]:
             return
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+            "\r\n".join(
+                [f"HTTP/1.1 {status} X", f"Content-Length: {len(data)}", "Connection: close", *more]
+            ).encode()
+            + b"\r\n\r\n"
             + data
         )
         await writer.drain()

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError, NotFound, PolicyError
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.protocols import require_trainable
-from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.http import Endpoint, pause, retry_after
 from agentrl_cli.policies.remote.text import OpenAIPolicy
 from agentrl_cli.types import TOP_K, Outcome, Sampling, StopReason
 from tests.envs.test_worlds import guess, play
@@ -361,6 +364,32 @@ async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
         with pytest.raises(BadAnswer, match=r"^http://\[masked:url-password\]@.* sent"):
             await policy.generate("a", [1], Sampling(max_new_tokens=12))
         await policy.close()
+
+
+async def test_a_busy_server_is_left_alone_as_long_as_it_asks() -> None:
+    times: list[float] = []
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[Any, ...]:
+        times.append(time.monotonic())
+        if len(times) > 2:
+            return 200, {"choices": [{"text": "x", "finish_reason": "stop"}]}
+        date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+        return (
+            (429, {}, "Retry-After: 1") if len(times) == 1 else (503, b"", f"Retry-After: {date}")
+        )
+
+    async with server(handler) as url:
+        policy = OpenAIPolicy(url, "m", CHAT)
+        await policy.generate("a", PROMPT, Sampling())
+        await policy.close()
+    first, second, third = times
+    assert 1 <= second - first < 2 and 1 <= third - second < 3
+    assert [retry_after(text) for text in ("", "soon", "-5", "nan", "1e9")] == [0.0] * 5
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") < 0
+    hour = retry_after("3600")
+    assert pause(0, hour, left=120.0) == 120.0  # the patience, or the longest pause without it
+    assert pause(0, hour, left=-5.0) == pause(9, 0.0, left=120.0) == 10.0
+    assert pause(0, -9.0, left=120.0) == 0.2
 
 
 async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(

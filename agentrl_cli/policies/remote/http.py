@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from email.utils import parsedate_to_datetime
 from functools import cache
 from ssl import SSLContext
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ HINTS = {
 MAX_BODY = 500
 """Characters of a server's error that a message repeats."""
 LONGEST_PAUSE = 10.0
-"""Seconds between two attempts, at most."""
+"""Seconds between two attempts, at most; more only if the server asks for them, within `remote.request.patience`."""
 CONNECTING = 10.0
 """Seconds that a connection may take to be made."""
 REACH = 4.0
@@ -177,6 +178,7 @@ class Endpoint:
         started, attempt, seen = time.monotonic(), 0, self.recoveries
         shown = mask_text(url)  # it may hold a password
         while True:
+            asked = 0.0
             try:
                 if not recovering:
                     await self._ensure_recovered()
@@ -188,6 +190,7 @@ class Endpoint:
                     return read(answer.content)
                 if answer.status_code not in RETRY_STATUS or attempt >= self.retries:
                     raise _server_error(shown, answer, attempt)
+                asked = retry_after(answer.headers.get("Retry-After", ""))
             except BadAnswer as error:
                 if attempt >= self.retries or self._closed:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
@@ -200,7 +203,9 @@ class Endpoint:
                     late = False
                 if late or self._closed:
                     raise self._unreachable(shown, error) from error
-            await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
+            left = started + self.patience - time.monotonic()
+            with waiting(f"the server at {shown}"):
+                await asyncio.sleep(pause(attempt, asked, left))
             attempt += 1
 
     def note_loss(self, seen: int) -> None:
@@ -268,6 +273,22 @@ class Endpoint:
 def _tls() -> SSLContext:
     """Return one for all clients: making it reads every certificate authority of the system."""
     return httpx2.create_ssl_context()
+
+
+def retry_after(header: str) -> float:
+    """Return the seconds that a server asks to be left alone for, in digits or as a date; 0 if it asks for none."""
+    if header.isdecimal():
+        return float(header)
+    try:
+        return parsedate_to_datetime(header).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def pause(attempt: int, asked: float, left: float) -> float:
+    """Return the seconds to the next attempt; `left`: those of the patience."""
+    grown = min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE)
+    return max(grown, min(asked, max(left, LONGEST_PAUSE)))
 
 
 def _reason(error: BaseException) -> str:
