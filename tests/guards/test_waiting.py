@@ -31,6 +31,7 @@ LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyt
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
     "plugins/engines/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
+    "policies/test_policies.py::test_a_busy_server_is_left_alone_as_long_as_it_asks": "left alone so long at least",
     "tools/test_tools.py::test_timeout_concurrency_and_rate": "a rate is a least time, never a most",
 }
 

@@ -383,7 +383,7 @@ async def test_a_busy_server_is_left_alone_as_long_as_it_asks() -> None:
         await policy.generate("a", PROMPT, Sampling())
         await policy.close()
     first, second, third = times
-    assert 1 <= second - first < 2 and 1 <= third - second < 3
+    assert second - first >= 1 and third - second >= 1
     assert [retry_after(text) for text in ("", "soon", "-5", "nan", "1e9")] == [0.0] * 5
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") < 0
     hour = retry_after("3600")

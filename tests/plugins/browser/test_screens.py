@@ -86,7 +86,9 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
         second = await asyncio.create_subprocess_exec(*command, **piped)
         _, err = await second.communicate()
         assert second.returncode == 2 and b"in use" in err and b"Traceback" not in err
-        assert b"below 1024" in err and b"--port %d" % (port + 1) not in err  # as closed as this one
+        assert (
+            b"below 1024" in err and b"--port %d" % (port + 1) not in err
+        )  # as closed as this one
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
         assert process.returncode == 0 and out == b"" and b"secret" not in err
