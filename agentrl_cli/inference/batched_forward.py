@@ -7,6 +7,7 @@ trying it (`Abilities`, cached_forward.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from agentrl_cli.inference.kv_cache import common
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE
 from agentrl_cli.inference.request import Request
-from agentrl_cli.models.adapter import eval_mode
+from agentrl_cli.models.adapter import eval_mode, switch_length
 from agentrl_cli.models.vision import Seen, reader_of
 from agentrl_cli.types.content import digest
 
@@ -40,6 +41,10 @@ class BatchedForward:
         self.vocabulary = self.forward.vocabulary
         with eval_mode(model):
             self.abilities = abilities or Abilities.of(self.forward)
+        self._switch = switch_length(model)
+        if self._switch and self.abilities.batches == "any":
+            # a longer one beside it would change the positions of each
+            self.abilities = replace(self.abilities, batches="equal", pads=False)
         self.forward.columns = self.abilities.columns
         self.prefilled = 0
         """Prompt tokens computed."""
@@ -52,6 +57,10 @@ class BatchedForward:
         """Feed the newest token of each sequence."""
         if not self.abilities.cached:
             batch.logits = self.whole(batch.requests)
+            return
+        if batch.lengths[0] == self._switch:
+            batch.lengths = [0] * len(batch.lengths)
+            self._prefill_padded(batch)
             return
         ids = self.forward.integers([request.last for request in batch.requests])
         self._feed(batch, ids[:, None])
@@ -99,6 +108,8 @@ class BatchedForward:
         token = None if self._reader is None else self._reader.token
         for request in fresh:
             turn = kept(request)
+            if turn is not None and len(turn.ids) <= self._switch < request.length:
+                turn = None
             images = request.images if self._reader is not None else ()
             if turn is not None and (self.abilities.extends or not images):
                 batch = Batch([request], [len(turn.ids)], turn.cache)
@@ -178,6 +189,7 @@ class BatchedForward:
             self.abilities.extends
             and self.abilities.batches != "single"
             and shared * (len(contexts) - 1) >= WORTH
+            and not self._switch
         ):
             prefix = Batch(requests[:1], [0], None)
             for at in range(0, shared, PIECE):
@@ -191,6 +203,7 @@ class BatchedForward:
         for some in self._alike(requests):
             empty = Batch(some, [0] * len(some), None)
             whole = self.abilities.pads and some[-1].length <= PIECE
+            whole = whole or 0 < self._switch < some[-1].length
             out += [self._prefill_padded(empty)] if whole else self._extend(empty)
         return out
 

@@ -26,7 +26,7 @@ from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
 from agentrl_cli.inference.serving_loop import Engine, ServingLoop
-from agentrl_cli.models.adapter import copy_trained
+from agentrl_cli.models.adapter import copy_trained, switch_length
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
@@ -213,7 +213,13 @@ def _make_engine(
     """Return the paged engine where it gives the model's own numbers, else the fallback."""
     weight = model.get_input_embeddings().weight
     most = auto_memory(weight.device) if memory is None else memory
+    switch = switch_length(model)
     try:
+        if 0 < switch < length:
+            raise NotServed(
+                f"a context of more than {switch} tokens changes the positions of all of them; no such one is made with"
+                f" rollout.max_tokens={switch}"
+            )
         made = ModelRunner(model, plain=deterministic) if runner is None else runner(model)
     except NotServed as why:
         _LOG.warning(

@@ -31,7 +31,7 @@ from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainabl
 from agentrl_cli.learning.packing import Packed, Rows, Segment, pack
 from agentrl_cli.learning.step_table import TokenColumns, TokenResults
 from agentrl_cli.learning.value import Critic
-from agentrl_cli.models.adapter import eval_mode
+from agentrl_cli.models.adapter import eval_mode, switch_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Compute:
         self.reference = None if algo.kl.ref_ema else reference
         self.checkpoint = checkpoint
         self.aside = aside
-        self.rows = Rows(config.train.token_budget, row_tokens)
+        self.rows = Rows(config.train.token_budget, row_tokens, switch_length(model))
         self.teacher: Teacher | None = None
         """Whose distribution is part of the loss, if its form compares distributions."""
         self.loss = policy_loss(algo.loss.name)

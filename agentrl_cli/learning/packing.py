@@ -140,16 +140,18 @@ def _find_trained(segment: Segment) -> Ints:
 
 
 def micro_batches(
-    groups: Sequence[Sequence[Segment]], budget: int, longest: int | None = None
+    groups: Sequence[Sequence[Segment]], budget: int, longest: int | None = None, switch: int = 0
 ) -> list[list[tuple[int, int]]]:
     """Split groups into rows of at most `budget` packed tokens: lists of (group, member), each member once, in order.
+
+    Episodes of more than `switch` tokens are in rows of their own, after those of fewer: see `switch_length`.
 
     A group larger than the budget is a row of its own up to `longest` tokens, so that its prefix is computed once;
     beyond that it is split, and its prefix computed in each of its rows. An episode larger than the budget is a row of
     its own. `select_segments` makes a row's groups.
     """
     out: list[list[tuple[int, int]]] = []
-    used = 0
+    used, long = 0, False
     for g, group in enumerate(groups):
         shared, costs = _costs(group)
         most = budget if not shared or shared + sum(costs) <= budget else max(budget, longest or 0)
@@ -157,10 +159,13 @@ def micro_batches(
             out.append([])
             used = 0
         used += shared
-        for m, cost in enumerate(costs):
-            if out[-1] and used + cost > most:
+        kinds = [0 < switch < shared + cost for cost in costs]
+        for m in sorted(range(len(costs)), key=kinds.__getitem__):
+            cost = costs[m]
+            if out[-1] and (used + cost > most or kinds[m] != long):
                 out.append([])
                 used = shared
+            long = kinds[m]
             out[-1].append((g, m))
             used += cost
     return [row for row in out if row]
@@ -173,12 +178,16 @@ class Rows:
         budget: Tokens of a micro-batch.
         row_tokens: Returns how many tokens of a group the memory holds, with all activations and at most, if one is
             larger than the budget; None: the budget.
+        switch: The model's `switch_length`.
     """
 
     def __init__(
-        self, budget: int, row_tokens: Callable[[], tuple[int, int]] | None = None
+        self,
+        budget: int,
+        row_tokens: Callable[[], tuple[int, int]] | None = None,
+        switch: int = 0,
     ) -> None:
-        self._budget, self._row_tokens = budget, row_tokens
+        self._budget, self._row_tokens, self._switch = budget, row_tokens, switch
         self._kept = self._longest = 0
         self._warned = False
 
@@ -202,7 +211,7 @@ class Rows:
                 " the update (raise train.token_budget, or set train.checkpointing: on)",
                 *(whole, self._longest, prompt),
             )
-        return micro_batches(groups, self._budget, self._longest)
+        return micro_batches(groups, self._budget, self._longest, self._switch)
 
 
 def select_segments(

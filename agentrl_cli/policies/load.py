@@ -27,7 +27,7 @@ from agentrl_cli.inference.memory import cuda_graphs_enabled, parse_memory, roll
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import avoid
-from agentrl_cli.models.adapter import ADAPTER_FILE, add_adapter, name_base, twin
+from agentrl_cli.models.adapter import ADAPTER_FILE, add_adapter, name_base, switch_length, twin
 from agentrl_cli.models.checkpoint import seal_of
 from agentrl_cli.models.device import check_trainable, pick_device
 from agentrl_cli.models.load import (
@@ -158,8 +158,9 @@ def make_policy(
     verdict.require_engine()
     length = context_length(model)
     memory = parse_memory(config.rollout.memory)
-    if trainable:
+    if trainable or switch_length(model):
         length = min(length, config.rollout.max_tokens)
+    if trainable:
         memory = rollout_memory(model, config) if memory is None else memory
     make = partial(
         LocalPolicy,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.optimizers import Muon, hidden_matrices, trainable
 from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
-from agentrl_cli.models.adapter import name_base
+from agentrl_cli.models.adapter import name_base, switch_length
 from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.processor import attach
 from agentrl_cli.models.save import save_model
@@ -132,11 +133,8 @@ def train(
 
 def _backward(model: nn.Module, groups: list[list[Segment]], budget: int | None) -> float:
     """Add the gradient of the mean loss over the trained tokens of all groups; returns that loss."""
-    parts = (
-        [groups]
-        if budget is None
-        else [select_segments(groups, row) for row in micro_batches(groups, budget)]
-    )
+    rows = micro_batches(groups, budget or sys.maxsize, switch=switch_length(model))
+    parts = [select_segments(groups, row) for row in rows]
     total = sum(int(segment.trained.sum()) for group in groups for segment in group)
     lost = 0.0
     for part in parts:

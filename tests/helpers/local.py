@@ -16,6 +16,19 @@ VOCAB = 96
 STOP = 5
 TURNS = 3
 
+SWITCH = 128
+"""Tokens beyond which the positions of `LONGROPE` are others."""
+LONGROPE: dict[str, Any] = {
+    "original_max_position_embeddings": SWITCH,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0, 5.0, 6.0, 7.0],
+        "original_max_position_embeddings": SWITCH,
+    },
+}
+
 # Architecture and what its configuration has of its own. Windows are shorter than every
 # conversation.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,7 +80,7 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
     """A model of two layers whose random weights are so large that the best token is never a close call."""
     import transformers
 
-    name, extra = KINDS[kind]
+    name, extra = KINDS.get(kind, (kind, {}))
     torch.manual_seed(0)
     given: dict[str, Any] = {
         "vocab_size": VOCAB,

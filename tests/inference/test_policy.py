@@ -17,7 +17,17 @@ from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.sampler import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
-from tests.helpers.local import STOP, VOCAB, check_turn, greedy, policy_of, prompts, tiny
+from tests.helpers.local import (
+    LONGROPE,
+    STOP,
+    SWITCH,
+    VOCAB,
+    check_turn,
+    greedy,
+    policy_of,
+    prompts,
+    tiny,
+)
 
 
 async def test_long_prompts_go_in_pieces() -> None:
@@ -291,3 +301,25 @@ def logits(model: Any) -> torch.Tensor:
     with torch.inference_mode():
         found: torch.Tensor = model(torch.arange(7)[None]).logits
         return found
+
+
+async def test_positions_that_depend_on_the_length_are_those_of_an_episode_alone() -> None:
+    """Of a batch with a context beyond it, and of one that grows beyond it, in a turn or between two."""
+    model, rng = tiny("Phi3", **LONGROPE), np.random.default_rng(0)
+    policy = policy_of(model, context_length=400)
+    assert policy.engine == "fallback" and f"rollout.max_tokens={SWITCH}" in policy.engine_why
+    contexts = [rng.integers(6, VOCAB, n).tolist() for n in (200, 60, 60, 100, SWITCH - 6, SWITCH)]
+
+    async def check(key: int, more: int) -> None:
+        ids = contexts[key] = contexts[key] + rng.integers(6, VOCAB, more).tolist()
+        said = await policy.generate(str(key), ids, Sampling(seed=key, max_new_tokens=14))
+        for place, token in enumerate(said.ids.tolist()):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+            wanted = float(logits.float().log_softmax(-1)[token])
+            assert said.logp_policy[place] == pytest.approx(wanted, abs=1e-4), (key, place)
+            ids.append(token)
+
+    for more in (0, 20):
+        await asyncio.gather(*(check(key, more) for key in range(len(contexts))))
+    assert policy_of(model, context_length=SWITCH).engine == "paged"  # no context changes them

@@ -15,10 +15,11 @@ from agentrl_cli.learning.fused_layer import product
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Packed, Rows, Segment, micro_batches, pack, select_segments
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.models.adapter import add_adapter
+from agentrl_cli.models.adapter import add_adapter, switch_length
 from benchmarks.architectures import build
 from tests.helpers import local
 from tests.helpers.graph_tape import Mode
+from tests.helpers.local import LONGROPE
 from tests.helpers.train import VOCABULARY
 from tests.learning.test_update import config, episodes
 
@@ -191,6 +192,22 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
         for row in rows:
             assert pack(select_segments(groups, row)).tokens <= budget or len(row) == 1
     assert len(micro_batches(groups, 10_000)) == 1
+
+
+def test_episodes_whose_positions_depend_on_the_length_are_computed_as_alone() -> None:
+    model, rng = tiny("Phi3", **LONGROPE), np.random.default_rng(0)
+    prompt = rng.integers(0, VOCAB, 40)
+    groups = [[episode(rng, prompt, n) for n in (160, 20, 100, 9)], [episode(rng, prompt, 30)]]
+    rows = micro_batches(groups, 10_000, switch=switch_length(model))
+    assert (
+        rows == [[(0, 1), (0, 3)], [(0, 0), (0, 2)], [(1, 0)]]
+        and len(micro_batches(groups, 10_000)) == 1
+    )
+    for row in rows:
+        with torch.no_grad():
+            found = forward.trained_logprobs(model, select_segments(groups, row))[1].logp
+            alone = [forward.trained_logprobs(model, [[groups[g][m]]])[1].logp for g, m in row]
+        torch.testing.assert_close(found, torch.cat(alone))
 
 
 def test_nothing_to_train() -> None:

@@ -24,6 +24,7 @@ from agentrl_cli.learning.compute import Compute, MicroBatch, StepResult, StepSp
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.packing import Segment, micro_batches
 from agentrl_cli.learning.value import Critic
+from agentrl_cli.models.adapter import switch_length
 
 T = TypeVar("T")
 BUCKET = 2**25
@@ -186,7 +187,8 @@ class Lead:
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
         """Split as `Compute.split` does, into enough micro-batches for all ranks."""
-        return split_for(segments, self.local.config.train.token_budget, self.ranks.size)
+        budget, switch = self.local.config.train.token_budget, switch_length(self.local.model)
+        return split_for(segments, budget, self.ranks.size, switch)
 
     def state(self) -> dict[str, Any]:
         """Return the state of one process, whatever the number of ranks."""
@@ -269,13 +271,14 @@ def follow(local: Replica) -> None:
 
 
 def split_for(
-    segments: Sequence[Sequence[Segment]], budget: int, size: int
+    segments: Sequence[Sequence[Segment]], budget: int, size: int, switch: int = 0
 ) -> list[list[tuple[int, int]]]:
     """Return `micro_batches`, smaller ones if there are too few for so many ranks."""
-    rows = micro_batches(segments, budget)
+    rows = micro_batches(segments, budget, switch=switch)
     if len(rows) < 2 * size:
         tokens = MicroBatch([list(group) for group in segments]).tokens
-        rows = micro_batches(segments, min(budget, max(1, ceil(tokens / size))))
+        fewer = min(budget, max(1, ceil(tokens / size)))
+        rows = micro_batches(segments, fewer, switch=switch)
     return _merge_untrained(rows, segments)
 
 

@@ -19,6 +19,7 @@ from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.optimizers import trainable
 from agentrl_cli.learning.packing import Rows, Segment, pack, select_segments
 from agentrl_cli.learning.step_table import StepTable
+from agentrl_cli.models.adapter import switch_length
 from agentrl_cli.models.checkpoint import load_state
 from agentrl_cli.models.checkpoint import load_weights as put_weights
 from agentrl_cli.models.load import model_folder
@@ -147,7 +148,8 @@ class RunWeights:
         out = np.zeros(int(table.offsets[-1]))
         bundles = [n for n, bundle in enumerate(table.bundles) if bundle]
         segments = table.segments(bundles)
-        for row in Rows(self.config.train.token_budget).of(segments):
+        rows = Rows(self.config.train.token_budget, switch=switch_length(self.model))
+        for row in rows.of(segments):
             packed = pack(select_segments(segments, row))
             found = logprobs(self.model, packed, temperature=self.config.rollout.temperature)
             where = table.rows(table.bundles[bundles[b]][m] for b, m in row)
