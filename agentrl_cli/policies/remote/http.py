@@ -287,7 +287,7 @@ def retry_after(header: str) -> float:
 
 def pause(attempt: int, asked: float, left: float) -> float:
     """Return the seconds to the next attempt; `left`: those of the patience."""
-    grown = min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE)
+    grown = min(0.2 * 2.0 ** min(attempt, 10), LONGEST_PAUSE)
     return max(grown, min(asked, max(left, LONGEST_PAUSE)))
 
 
