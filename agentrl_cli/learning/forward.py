@@ -160,9 +160,15 @@ def _differentiate(base: Any, way: str, packed: Packed) -> None:
 
 
 def _text_trial(base: Any) -> tuple[list[list[Segment]], Tensor]:
-    """Return a group that shares a prompt of 60 tokens and an episode of its own, and their plain log-probabilities."""
+    """Return a group that shares a prompt of 60 tokens and an episode of its own, and their plain log-probabilities.
+
+    The prompt is shorter if the model has not as many positions: beyond them dynamic RoPE depends on what came before.
+    """
     weight, rng = base.get_input_embeddings().weight, np.random.default_rng(0)
-    prompt, lengths = rng.integers(0, len(weight), 60), ((60, 9), (60, 30), (0, 25))
+    most = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    room = most - 30 if isinstance(most, int) else 60
+    prompt = rng.integers(0, len(weight), min(60, max(room, 2)))
+    lengths = ((len(prompt), 9), (len(prompt), 30), (0, 25))
     found, wanted = [], []
     for shared, own in lengths:
         ids = np.concatenate([prompt[:shared], rng.integers(0, len(weight), own)])

@@ -210,6 +210,15 @@ def test_episodes_whose_positions_depend_on_the_length_are_computed_as_alone() -
         torch.testing.assert_close(found, torch.cat(alone))
 
 
+def test_dynamic_rope_is_tried_within_the_positions_of_the_model() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    model = tiny("llama", max_position_embeddings=64, rope_parameters=rope)
+    assert forward.way_of(model) == "packed"
+    assert (
+        model.model.rotary_emb.max_seq_len_cached == 64
+    )  # beyond, later forwards would have other positions
+
+
 def test_nothing_to_train() -> None:
     packed = pack([[Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))]])
     assert packed.tokens == pack([]).tokens == 0
