@@ -254,6 +254,24 @@ def test_a_body_that_is_not_json_is_named_and_the_token_is_no_parameter(tmp_path
         openapi_tools("here", {"file": "api.json", "operations": ["form"]}, tmp_path)
 
 
+def test_a_body_of_several_schemas_is_an_argument_with_all_their_fields(tmp_path: Path) -> None:
+    base = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    more = {
+        "allOf": [{"$ref": "#/components/schemas/Base"}],
+        "properties": {"tag": {"type": "string"}},
+    }
+    body = {"content": {"application/json": {"schema": more}}, "required": True}
+    write(
+        tmp_path,
+        {"Base": base},
+        paths={"/p": {"post": {"operationId": "add", "requestBody": body}}},
+    )
+    (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["add"]}, tmp_path)
+    parameters = tool.schema["function"]["parameters"]
+    assert list(parameters["properties"]) == parameters["required"] == ["body"]
+    assert parameters["properties"]["body"]["allOf"] == [base]
+
+
 def test_a_cookie_that_is_required_is_named_and_another_left_out(tmp_path: Path) -> None:
     gets = {
         name: {
