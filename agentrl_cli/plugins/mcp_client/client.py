@@ -273,6 +273,8 @@ def _result(answer: Any) -> ToolResult:
             texts.append(f"[resource_link {block.uri}] {about}".rstrip())
         else:
             texts.append(f"[{block.type}]")
+    if not answer.content and answer.structured_content is not None:
+        texts = [json.dumps(answer.structured_content, ensure_ascii=False)]
     return ToolResult(
         "\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images)
     )

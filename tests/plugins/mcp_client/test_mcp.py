@@ -97,6 +97,8 @@ def called(name):
         restarts, count = restarts + 1, 0
         return {"content": [{"type": "text", "text": "ready"}], "isError": restarts > 2}
     count += 1
+    if name == "add":
+        return {"content": [], "structuredContent": {"sum": count}}
     return {"content": [{"type": "text", "text": str(count)}]}
 
 for line in sys.stdin:
@@ -170,6 +172,7 @@ async def test_episodes_have_a_server_of_their_own_unless_it_is_shared(
     for state in states:
         await tools["step"].release(state)
     assert [one.text for one in await calls(tools["step"], {})] == ["1"]
+    assert [one.text for one in await calls(tools["add"], {})] == ['{"sum": 1}']  # structured alone
 
 
 async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -> None:
