@@ -207,6 +207,7 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
     paths = document.get("paths") or {}
     if not isinstance(paths, Mapping):
         raise ConfigError(f"{where}: `paths` must be a mapping.")
+    taken: set[str] = set()
     for path, item in paths.items():
         if isinstance(item, Mapping) and isinstance(item.get("$ref"), str):
             item = _target(item["$ref"], document)
@@ -215,15 +216,18 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
         for method in ("get", "put", "post", "delete", "patch"):
             operation = item.get(method)
             if isinstance(operation, Mapping):
-                yield _operation(
-                    str(path), method, operation, item.get("parameters") or [], document
-                )
+                name = str(operation.get("operationId") or f"{method}{path}")
+                name = re.sub(r"\W+", "_", name).strip("_")
+                ends = ("", *(f"_{n}" for n in range(2, len(taken) + 3)))
+                names = (f"{name[: 64 - len(end)]}{end}" for end in ends)
+                taken.add(name := next(one for one in names if one not in taken))
+                shared = item.get("parameters") or []
+                yield _operation(name, str(path), method, operation, shared, document)
 
 
 def _operation(
-    path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any
+    name: str, path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any
 ) -> Operation:
-    name = re.sub(r"\W+", "_", str(given.get("operationId") or f"{method}{path}")).strip("_")[:64]
     text = str(given.get("description") or given.get("summary") or f"{method.upper()} {path}")
     said = " ".join(text.split("\n\n", maxsplit=1)[0].split())
     try:

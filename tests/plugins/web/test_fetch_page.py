@@ -272,6 +272,20 @@ def test_a_body_of_several_schemas_is_an_argument_with_all_their_fields(tmp_path
     assert parameters["properties"]["body"]["allOf"] == [base]
 
 
+def test_operations_whose_names_agree_in_64_characters_are_all_offered(tmp_path: Path) -> None:
+    long = "/organizations/{organization}/projects/{project}/environments"
+    places = {f"{long}/{end}": {"get": {}} for end in ("state", "status", "x")}
+    write(
+        tmp_path,
+        {},
+        paths=places
+        | {"/a": {"get": {"operationId": "a-b"}}, "/b": {"get": {"operationId": "a_b"}}},
+    )
+    tools = openapi_tools("here", "api.json", tmp_path)
+    assert len({tool.name for tool in tools}) == 5 and max(len(tool.name) for tool in tools) <= 64
+    assert [tool.name for tool in tools][-2:] == ["a_b", "a_b_2"]
+
+
 def test_a_cookie_that_is_required_is_named_and_another_left_out(tmp_path: Path) -> None:
     gets = {
         name: {
