@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from enum import EnumMeta
 from typing import Any
 
 NAMES: dict[str, dict[str, int]] = {
@@ -211,7 +212,7 @@ def _names(env: Any, base: Any) -> dict[str, int]:
         return found
     first, count = int(env.action_space.start), int(env.action_space.n)
     given = getattr(base, "action_names", None)
-    if given is None and hasattr(base, "actions"):
+    if given is None and isinstance(getattr(base, "actions", None), EnumMeta):
         given = [one.name for one in base.actions]
     return {str(name): first + n for n, name in enumerate(given or range(first, first + count))}
 

@@ -108,8 +108,13 @@ class Both(Count):
     action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])
 
 
+class Numbered(Count):
+    action_names = None
+    actions = ["red", "blue"]
+
+
 def make(kind: str = ""):
-    return {"": Count, "own": Own, "both": Both}[kind]() if kind != "word" else kind
+    return {"": Count, "own": Own, "both": Both, "numbered": Numbered}[kind]() if kind != "word" else kind
 """
 
 
@@ -144,6 +149,9 @@ async def test_an_environment_of_the_users_file(
     said = [call("act", action=[3]), call("act", action=[4])]
     episode = await play_published(f"{source}?kind=own", "gymnasium", said, tmp_path / "own")
     assert episode.outcome is Outcome.SOLVED, episode.error
+    said = [call("act", action="1")]
+    episode = await play_published(f"{source}?kind=numbered", "gymnasium", said, tmp_path / "n")
+    assert episode.outcome is Outcome.SOLVED, episode.error  # `actions` is its own affair
     python = python_with("gym", "gymnasium")
     line = MINE[: MINE.index("def make")].count("\n") + 1
     cases = {"sort=2": "unexpected keyword", "kind=word": "returned str, without"}
