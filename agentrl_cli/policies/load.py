@@ -158,9 +158,10 @@ def make_policy(
     verdict.require_engine()
     length = context_length(model)
     memory = parse_memory(config.rollout.memory)
-    if trainable or switch_length(model):
-        length = min(length, config.rollout.max_tokens)
+    if switch := switch_length(model):  # longer contexts, also of a chat, only if they are asked for
+        length = min(length, max(switch, config.rollout.max_tokens))
     if trainable:
+        length = min(length, config.rollout.max_tokens)
         memory = rollout_memory(model, config) if memory is None else memory
     make = partial(
         LocalPolicy,

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.sampler import draw, uniforms
+from agentrl_cli.policies.load import make_policy
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 from tests.helpers.local import (
     LONGROPE,
+    MADE,
     STOP,
     SWITCH,
     VOCAB,
@@ -322,4 +326,11 @@ async def test_positions_that_depend_on_the_length_are_those_of_an_episode_alone
 
     for more in (0, 20):
         await asyncio.gather(*(check(key, more) for key in range(len(contexts))))
-    assert policy_of(model, context_length=SWITCH).engine == "paged"  # no context changes them
+    for trained, most, context in ((False, 64, SWITCH), (True, 64, 64), (False, 400, 400)):
+        config = Config().replace(rollout={"max_tokens": most, "max_new_tokens": 16})
+        made = make_policy(model, PolicySettings.of(config), "base", None, trained)
+        MADE.add(made)
+        assert made.context_length == context
+        assert made.engine == (
+            "paged" if context <= SWITCH else "fallback"
+        )  # no context changes them
