@@ -122,7 +122,7 @@ def send(tracer: Any, episode: Episode, *, content: bool) -> None:
     )
     inside = set_span_in_context(root)
     for turn in episode.turns:
-        parts = _chat(episode, turn, content) if turn.role == "assistant" else ()
+        parts = _chat(episode, turn, content) if turn.stop_reason is not None else ()
         for title, seconds, given, error in parts or _tools(episode, turn, content):
             span = tracer.start_span(title, inside, start_time=_ns(turn.started), attributes=given)
             _fail(span, error)

@@ -167,7 +167,8 @@ def test_steps_of_a_training_are_spans_of_one_trace(agentrl: Callable[..., None]
 def test_a_served_session_is_a_span(
     project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"model": "*", "messages": [{"role": "user", "content": "Hi?"}]}
+    said = [("user", "Hi?"), ("assistant", "Who asks?"), ("user", "I.")]  # its client's own history
+    asked = {"model": "*", "messages": [{"role": role, "content": text} for role, text in said]}
     words = "serve --record --otel --model scripted --alias * --port 0".split()
     with collector() as (address, got), serving(project, *words, **{ADDRESSES[0]: address}) as url:
         place = f"{url.removesuffix('/v1')}/e/one/v1/chat/completions"
