@@ -22,7 +22,7 @@ from agentrl_cli.inference.cached_forward import CAUGHT, cache_name, short_windo
 from agentrl_cli.inference.tolerance import RELATIVE, relative_difference
 from agentrl_cli.learning.attention import Block
 from agentrl_cli.learning.packing import Packed
-from agentrl_cli.models.adapter import eval_mode
+from agentrl_cli.models.adapter import eval_mode, switch_length
 from agentrl_cli.models.vision import reader_of
 
 _LOG = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def carries(base: Any) -> bool:
 @torch.enable_grad()
 def _carries(base: Any) -> bool:
     decoder, weight = decoder_of(base), base.get_input_embeddings().weight
-    if not cache_name(decoder):
+    if not cache_name(decoder) or switch_length(base):  # a prefix alone may have other positions
         return False
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, weight.shape[0], (40 + 27 + 30,), generator=generator).to(weight.device)

@@ -203,11 +203,16 @@ def test_episodes_whose_positions_depend_on_the_length_are_computed_as_alone() -
         rows == [[(0, 1), (0, 3)], [(0, 0), (0, 2)], [(1, 0)]]
         and len(micro_batches(groups, 10_000)) == 1
     )
-    for row in rows:
-        with torch.no_grad():
-            found = forward.trained_logprobs(model, select_segments(groups, row))[1].logp
-            alone = [forward.trained_logprobs(model, [[groups[g][m]]])[1].logp for g, m in row]
-        torch.testing.assert_close(found, torch.cat(alone))
+    scales = {"short_mscale": 1.0, "long_mscale": 1.3}  # of Phi-3.5-MoE, which is padded
+    changes = {**LONGROPE, "rope_parameters": {**LONGROPE["rope_parameters"], **scales}}
+    padded = build("PhimoeForCausalLM", vocab_size=VOCAB, max_position_embeddings=512, **changes)
+    for made, way in ((model, "packed"), (padded, "padded")):
+        assert forward.way_of(made) == way
+        for row in rows:
+            with torch.no_grad():
+                found = forward.trained_logprobs(made, select_segments(groups, row))[1].logp
+                alone = [forward.trained_logprobs(made, [[groups[g][m]]])[1].logp for g, m in row]
+            torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
 def test_dynamic_rope_is_tried_within_the_positions_of_the_model() -> None:
