@@ -316,12 +316,13 @@ def add(draft: Draft, target: str) -> None:
     """
     server: dict[str, Any] = {"url": target}
     if not target.startswith(("http://", "https://")):
-        words = shlex.split(target)
+        hint = '--from "mcp:python server.py", or mcp:http://host/mcp'
+        try:
+            words = shlex.split(target)
+        except ValueError as error:
+            raise UsageError(f"{target} is not a command: {error}.", hint=hint) from error
         if not words:
-            raise UsageError(
-                "No MCP server is named.",
-                hint='--from "mcp:python server.py", or mcp:http://host/mcp',
-            )
+            raise UsageError("No MCP server is named.", hint=hint)
         placed = [str(Path(word).resolve()) if Path(word).is_file() else word for word in words[1:]]
         server = {"command": words[0], "args": placed}
     tools = mcp_tools("--from", "server", server, Path.cwd())

@@ -17,6 +17,7 @@ from agentrl_cli.plugins.mcp_client.client import Connection, mcp_tools
 from agentrl_cli.plugins.mcp_client.server import reset_tools
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
+from tests.helpers.cli import Cli
 from tests.helpers.processes import comes, free_port
 from tests.helpers.web import calls
 
@@ -308,3 +309,8 @@ async def test_a_server_over_http(folder: Path, http: str) -> None:
     tools = by_name(mcp_tools("here", "small", {"url": http, "auth_token": "secret"}, folder))
     for _ in range(2):  # a closed connection is opened again by the next episode
         assert [one.text for one in await calls(tools["add"], {"a": 2, "b": 3})] == ["5"]
+
+
+def test_a_server_that_is_no_command_is_refused(cli: Cli) -> None:
+    cli("init", "p", "--from", 'mcp:python "server.py', code=2, said="No closing quotation")
+    cli("init", "p", "--from", "mcp:", code=2, said="No MCP server is named")
