@@ -274,7 +274,7 @@ def test_a_body_of_several_schemas_is_an_argument_with_all_their_fields(tmp_path
 
 def test_operations_whose_names_agree_in_64_characters_are_all_offered(tmp_path: Path) -> None:
     long = "/organizations/{organization}/projects/{project}/environments"
-    places = {f"{long}/{end}": {"get": {}} for end in ("state", "status", "x")}
+    places: dict[str, Any] = {f"{long}/{end}": {"get": {}} for end in ("state", "status", "x")}
     write(
         tmp_path,
         {},
