@@ -290,8 +290,9 @@ class Session:
             generation = await policy.generate(slot, [*context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False
-        exact = not policy.untrainable
-        return read_answer(self.chat, request, how, generation, number, started, exact)
+        return read_answer(
+            self.chat, request, how, generation, number, started, not policy.untrainable
+        )
 
     # --- its end -----------------------------------------------------------------------------------------------------
 

@@ -191,12 +191,13 @@ def _likeliest(answer: dict[str, Any]) -> dict[int | bytes, float]:
     """Return id, or bytes if the server sends no ids, to log-probability of the likeliest first tokens."""
     try:
         listed = answer["choices"][0]["logprobs"]
-        if "content" in listed:  # of chat completions, and llama-server's
-            tops = listed["content"][0]["top_logprobs"]
-            return {_key(one): one["logprob"] for one in tops}
-        named = dict(listed["top_logprobs"][0])
-        return {_key({"token": name}): logp for name, logp in named.items()}
-    except (LookupError, TypeError, ValueError):
+        if (
+            "content" not in listed
+        ):  # of OpenAI's completions; the others are of its chat completions
+            named = listed["top_logprobs"][0].items()
+            return {_key({"token": name}): logp for name, logp in named}
+        return {_key(one): one["logprob"] for one in listed["content"][0]["top_logprobs"]}
+    except (LookupError, TypeError, ValueError, AttributeError):
         return {}
 
 

@@ -141,17 +141,10 @@ def _fill(folder: Path, package: Package) -> None:
 def _fetch(package: Package, folder: Path) -> Path:
     """Download a package's wheel by pip into `folder`. Raises EnvironmentProblem."""
     folder.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-cache-dir",
-        "--retries",
-        "2",
-    ]
-    command += ["--only-binary", ":all:", "--dest", str(folder), package.requirement]
+    words = (
+        "-m pip download --no-deps --no-cache-dir --retries 2 --only-binary :all: --dest".split()
+    )
+    command = [sys.executable, *words, str(folder), package.requirement]
     # pip makes its own copy in a temporary folder: here it goes with the rest, and no small /tmp is filled.
     env = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # its bar, for people
