@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.errors import ModelError, TemplateError
+from agentrl_cli.types.plain import byte_of_char
 
 if TYPE_CHECKING:
     import tokenizers
@@ -76,6 +77,15 @@ class BaseTokenizer:
     def token_text(self, token: int) -> str:
         """Return a text of one token for people: never empty, its own bytes if it is part of a character."""
         raise NotImplementedError
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, also of one that is a part of a character."""
+        text, table = self.token_text(token), byte_of_char()
+        if "\ufffd" not in self.decode([token]):
+            return text.encode()
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", text):
+            return bytes.fromhex(byte[1])
+        return bytes(table[c] for c in text if c in table)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, added tokens recognised, nothing prepended or appended."""
@@ -320,12 +330,12 @@ class ByteTokenizer(BaseTokenizer):
         return ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self._raw(int(id_)) for id_ in ids).decode("utf-8", errors="replace")
+        return b"".join(self.token_bytes(int(id_)) for id_ in ids).decode("utf-8", errors="replace")
 
     def token_text(self, token: int) -> str:
-        return self._raw(int(token)).decode("utf-8", errors="backslashreplace")
+        return self.token_bytes(int(token)).decode("utf-8", errors="backslashreplace")
 
-    def _raw(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else self.added[token - 256].text.encode()
 
     @staticmethod

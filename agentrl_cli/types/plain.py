@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 DEPTH = 100
@@ -11,6 +12,14 @@ DEPTH = 100
 SURROGATE = "lone surrogate"
 _TOO_DEEP = f"it is nested more than {DEPTH} levels deep"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@lru_cache(maxsize=1)
+def byte_of_char() -> dict[str, int]:
+    """Return the GPT-2 table of byte-level BPE: printable character to byte."""
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in keep]
+    return {chr(byte): byte for byte in keep} | {chr(n): byte for n, byte in enumerate(others, 256)}
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -272,6 +272,10 @@ async def test_token_ids_and_log_probabilities() -> None:
     assert CHAT.decode(choice["token_ids"]) == "Hi!<|im_end|>"
     said = [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]]
     assert said[:2] == [("H", -0.5), ("i", -0.5)]
+    parts = world_of(["漢"])  # a character of three tokens
+    found = (await post(parts, "/v1/chat/completions", body)).json()["choices"][0]["logprobs"]
+    spelled = b"".join(bytes(token["bytes"]) for token in found["content"])
+    assert spelled.decode() == "漢<|im_end|>"
     chunks = data_of(await post(world, "/v1/chat/completions", {**body, "stream": True}))
     assert ["prompt_token_ids" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
 
@@ -718,6 +722,7 @@ def test_a_long_text_is_tokenized_like_a_short_one() -> None:
     ids, found = tokenizer.encode_offsets(line * len(places))
     assert ids == once * len(places)
     assert found == [(start + at, end + at) for at in places for start, end in offsets]
+    assert b"".join(map(tokenizer.token_bytes, once)).decode() == line
     texts = map(tokenizer.token_text, range(tokenizer.vocab_size))
     assert tokenizer.longest >= max(map(len, texts))
 

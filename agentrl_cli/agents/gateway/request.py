@@ -97,8 +97,9 @@ class Token:
     """A sampled token as the client sees it."""
 
     text: str
+    data: bytes
     logprob: float
-    top: tuple[tuple[str, float], ...]
+    top: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

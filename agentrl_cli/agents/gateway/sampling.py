@@ -317,7 +317,7 @@ def _spoken(content: str, reasoning: str, calls: Sequence[ToolCall], stopped: st
 def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token, ...]:
     if top is None:
         return ()
-    text = chat.tokenizer.token_text
+    text, data = chat.tokenizer.token_text, chat.tokenizer.token_bytes
     rows = zip(
         generation.ids,
         generation.logp_policy,
@@ -328,9 +328,10 @@ def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token,
     return tuple(
         Token(
             text(int(id_)),
+            data(int(id_)),
             float(logp),
             tuple(
-                (text(int(i)), float(p))
+                Token(text(int(i)), data(int(i)), float(p))
                 for i, p in zip(ids[:top], logps[:top], strict=True)
                 if i >= 0
             ),

@@ -21,7 +21,6 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.http import ServerError
 from agentrl_cli.policies.remote.text import OpenAIPolicy
-from agentrl_cli.tui.common.token_text import byte_of_char
 from agentrl_cli.types import Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
 
 NOT_SERVED = ("stop_strings", "bad_ids", "allow")
@@ -164,14 +163,9 @@ class Address(Here):
                 answer = await self._ask("/completions", return_tokens_as_token_ids=True, **asked)
                 if top := _likeliest(answer):
                     break
-            found.append(top.get(ids[place], top.get(self._spell(ids[place]), np.nan)))
+            spelled = self.chat.tokenizer.token_bytes(ids[place])
+            found.append(top.get(ids[place], top.get(spelled, np.nan)))
         return np.array(found, np.float32)
-
-    def _spell(self, id_: int) -> bytes:
-        text = self.chat.tokenizer.token_text(id_)
-        if "\ufffd" not in self.chat.decode([id_]):
-            return text.encode()
-        return bytes(byte_of_char().get(c, 0) for c in text)  # a part of a character
 
     async def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         """Return the answer; empty where the address has no such path. Raises PolicyError if it cannot be reached."""

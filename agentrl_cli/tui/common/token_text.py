@@ -13,24 +13,16 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any
 
 from agentrl_cli.types import Int32
+from agentrl_cli.types.plain import byte_of_char
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that steer a terminal: C0 with ESC, DEL, C1, and those that change the direction of writing."""
 PARTIAL = "▫"
 """Stands for a token that is only a part of a character."""
-
-
-@lru_cache(maxsize=1)
-def byte_of_char() -> dict[str, int]:
-    """Return the GPT-2 table of byte-level BPE: printable character to byte."""
-    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in keep]
-    return {chr(byte): byte for byte in keep} | {chr(n): byte for n, byte in enumerate(others, 256)}
 
 
 class TokenTexts:

@@ -190,8 +190,8 @@ def completion_request(body: Body, **own: Any) -> ModelRequest:
 def token_fields(token: Token) -> dict[str, Any]:
     """Return a token with its alternatives in OpenAI's form."""
     first, *top = [
-        {"token": text, "logprob": logp, "bytes": list(text.encode())}
-        for text, logp in ((token.text, token.logprob), *token.top)
+        {"token": one.text, "logprob": one.logprob, "bytes": list(one.data)}
+        for one in (token, *token.top)
     ]
     return {**first, "top_logprobs": top}
 

@@ -213,7 +213,9 @@ def answer_completion(request: ModelRequest, reply: Reply) -> dict[str, Any]:
         logprobs = {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in choice.tokens],
-            "top_logprobs": [dict(token.top) for token in choice.tokens],
+            "top_logprobs": [
+                {one.text: one.logprob for one in token.top} for token in choice.tokens
+            ],
             "text_offset": [0, *accumulate(map(len, texts))][: len(texts)],
         }
         ended = ending(request, choice, None if request.top_logprobs is None else logprobs)
