@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.tui.common.token_text import byte_of_char
 from agentrl_cli.types import (
     TOP_K,
     AgentState,
@@ -30,6 +29,7 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
 )
+from agentrl_cli.types.plain import byte_of_char
 
 SPECIALS = (
     "<|im_start|>",

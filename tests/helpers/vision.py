@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.tui.common.token_text import byte_of_char
+from agentrl_cli.types.plain import byte_of_char
 
 # What templates write for an image.
 MARKS = {
