@@ -30,7 +30,7 @@ SPEC = {
     "sandbox": {"wall": 30},
 }
 SYSTEM = "You work in the current folder. Do the task with the tools, then stop."
-FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch)\b")
+FREE = re.compile(r"(mkdir|cp|chmod|git (init|config|add|commit)|echo|touch|cat|tee)\b")
 """Commands of a Dockerfile that install nothing."""
 OUTSIDE = re.compile(r"(?<![\w./])/(?!dev/null)\w")
 """A path that is not in the working folder."""
@@ -124,7 +124,7 @@ def _setup(folder: Path, lines: list[tuple[str, str]], root: str) -> str:
                 files |= _copy(folder, f"environment/{source.lstrip('/')}", inside, many=many)
         elif word == "RUN":
             command = place_folders(rest.strip(), ".", root)
-            parts = re.split("&&|;", command)
+            parts = re.split(r"&&|\|\|?|;", command)
             if OUTSIDE.search(command) or not all(FREE.match(part.strip()) for part in parts):
                 raise DataError(whole)
             code += f"    subprocess.run({command!r}, shell=True, check=True)\n"

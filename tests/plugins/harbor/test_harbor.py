@@ -85,7 +85,7 @@ MADE = {
     f"{HEAD}copy notes.txt .\n": {"notes.txt"},
     f"{HEAD}COPY --chown=1 notes.txt run.sh ./\n": {"notes.txt", "run.sh"},
     f'{HEAD}COPY ["/notes.txt", "/srv/Makefile"]\n': {"Makefile"},
-    f"{HEAD}COPY *.txt data/\nRUN mkdir a && touch a/b; echo hi > /srv/c 2>/dev/null\n": {
+    f"{HEAD}COPY *.txt data/\nRUN mkdir a && touch a/b; echo hi | cat > /srv/c 2>/dev/null\n": {
         "data/notes.txt", "a/b", "c",
     },
 }  # fmt: skip
@@ -120,6 +120,8 @@ LEFT: dict[str, tuple[str, bytes]] = {
     "ENV A=1": ("environment/Dockerfile", b"FROM python:3.12-slim\nenv A=1"),
     "FROM python-scipy:1": ("environment/Dockerfile", b"FROM python-scipy:1"),
     "FROM --platform=a x/python/own:1": ("environment/Dockerfile", b"FROM --platform=a x/python/own:1"),
+    "RUN echo y | apt-get install -y jq": ("environment/Dockerfile", b"RUN echo y | apt-get install -y jq"),
+    "RUN touch x || pip install x": ("environment/Dockerfile", b"RUN touch x || pip install x"),
     "RUN mkdir /opt/x": ("environment/Dockerfile", b"RUN mkdir /opt/x"),
     "/etc/passwd is not a file of the task": ("environment/Dockerfile", b"COPY ../../../../../../../etc/passwd x"),
     "environment/none is not a file": ("environment/Dockerfile", b"COPY none x"),
