@@ -6,6 +6,7 @@ import secrets
 import shlex
 import sys
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -48,7 +49,7 @@ def command(
     server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
 
     def listening() -> None:
-        echo(f"{server.address}/?token={secret}")
+        echo(f"{server.address}/?token={quote(secret, safe='')}")
         narrate("Open this address in a browser; ctrl+c stops the server, trainings keep running.")
 
     serve(server, listening)

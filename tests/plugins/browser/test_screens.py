@@ -16,6 +16,7 @@ from agentrl_cli.store import RunRow, Store
 from tests.helpers.processes import descendants, free_port, soon
 
 aiohttp = pytest.importorskip("aiohttp")
+URL = pytest.importorskip("yarl").URL
 pytest.importorskip("textual_serve")
 
 
@@ -41,14 +42,15 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
     port = free_port()
-    words = f"screens --db a.db --port {port} --token secret".split()
+    words = f"screens --db a.db --port {port} --token secret&+%".split()
     command = [sys.executable, "-m", "agentrl_cli", *words]
     piped: dict[str, Any] = {"stdout": PIPE, "stderr": PIPE, "cwd": tmp_path}
     process = await asyncio.create_subprocess_exec(*command, **piped)
     assert process.stdout is not None
     base = f"http://127.0.0.1:{port}"
     try:
-        assert (await process.stdout.readline()).decode().strip() == f"{base}/?token=secret"
+        address = (await process.stdout.readline()).decode().strip()
+        assert address == f"{base}/?token=secret%26%2B%25"
         async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
 
             async def status(path: str, **headers: str) -> int:
@@ -61,7 +63,7 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
                 assert await status(f"/?token={token}") == 403, token
             assert await status("/?token=secret", Host="evil.example") == 403
             assert await status("/?token=secret", Origin="http://evil.example") == 403
-            page = await session.get(f"{base}/?token=secret")
+            page = await session.get(URL(address, encoded=True))
             assert page.status == 200 and "token" not in str(page.url)
             cookies = [cookie.key for cookie in session.cookie_jar]
             assert cookies == [f"agentrl-{port}"]  # a server at another port sets its own
