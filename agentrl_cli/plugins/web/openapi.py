@@ -79,8 +79,11 @@ class OpenApiTool(Tool):
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         path = self.operation.path
         headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
-        if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):
-            headers["Authorization"] = f"Bearer {token}"
+        if variable := str(self.given.get("auth_token_env") or ""):
+            if not os.environ.get(variable):  # the service's refusals would count as the model's
+                text = f"auth_token_env of {self.server} names {variable}, which is not set"
+                raise EnvError(f"{text} in the environment.", hint="Export it.")
+            headers["Authorization"] = f"Bearer {os.environ[variable]}"
         query: list[tuple[str, str]] = []
         body: Any = {}
         for name, value in arguments.items():

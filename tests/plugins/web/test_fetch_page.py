@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli import ToolResult, load_pack
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.plugins.web.fetch_page import FetchTool, _public, html_text
 from agentrl_cli.plugins.web.openapi import DEEPEST, openapi_tools
 from tests.helpers.cli import Cli
@@ -411,3 +411,17 @@ async def test_a_service_becomes_tools_that_call_it(cli: Cli, tmp_path: Path) ->
             assert json.loads(said.text) == f"/orders/{sent}"
         ink, empty = await calls(add, {"what": "ink"}, {})
         assert ink.text == '{"what": "ink"}' and empty.error == "bad_arguments"
+
+
+async def test_a_service_whose_token_is_not_set_is_a_fault_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOP_TOKEN", raising=False)
+    write(tmp_path, {}, paths={"/a": {"get": {"operationId": "a"}}})
+    given = {"file": "api.json", "server": "http://127.0.0.1:9", "auth_token_env": "SHOP_TOKEN"}
+    (tool,) = openapi_tools("here", given, tmp_path)
+    with pytest.raises(EnvError, match="names SHOP_TOKEN, which is not set"):
+        await calls(tool, {})
+    monkeypatch.setenv("SHOP_TOKEN", "t")
+    with pytest.raises(EnvError, match="cannot be reached"):
+        await calls(tool, {})
