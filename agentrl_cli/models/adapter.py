@@ -49,7 +49,9 @@ def switch_length(model: nn.Module) -> int:
     """Return the tokens beyond which a context has other rotary frequencies, from its first token on; 0 if it never
     has. Longrope takes them by the longest sequence of a batch.
     """
-    rope = getattr(transformer(model).config.get_text_config(), "rope_parameters", None) or {}
+    config = getattr(transformer(model), "config", None)
+    text = getattr(config, "text_config", None) or config
+    rope = getattr(text, "rope_parameters", None) or {}
     kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]  # or by kind of layer
     long = [one for one in kinds if one.get("rope_type") == "longrope"]
     return max((int(one["original_max_position_embeddings"]) for one in long), default=0)

@@ -164,8 +164,9 @@ async def test_what_a_server_without_token_ids_says_is_context() -> None:
         untrainable = "its token ids are guessed"
         seen: list[Any]
 
-        def observe(self, key: str, messages: Any, tools: Any = ()) -> None:
+        def observe(self, key: str, messages: Any, tools: Any = (), choice: Any = "auto") -> bool:
             self.seen = list(messages)
+            return False
 
     policy = Upstream(["Hello."], CHAT.tokenizer)
     session = session_of(policy)
