@@ -82,9 +82,10 @@ class MessagePolicy(Protocol):
         tools: Sequence[ToolSchema] = (),
         choice: Any = "auto",
     ) -> bool:
-        """Take the conversation so far and OpenAI's `tool_choice`; called before each `generate` of the episode.
+        """Take the conversation so far, and OpenAI's `tool_choice` where it is another than "auto".
 
-        Returns whether the server follows the choice, so that the turn is not begun for it.
+        Called before each `generate` of the episode. Returns whether the server follows the choice, so that the turn
+        is not begun for it.
         """
 
 

@@ -95,7 +95,7 @@ class LoopAttempt(Attempt):
         """Sample the model's turn and append it."""
         text, done, chat = self.transcript, self.transcript.answers, self.context.chat
         # Of the first turn alone: an episode whose every turn must call never ends.
-        choice = (self.job.task.data.get("tool_choice") if done == 0 else None) or "auto"
+        choice = self.job.task.data.get("tool_choice") if done == 0 else None
         forced = chat.tokenizer.encode(chat.syntax.forced_text(self.env.schemas, choice))
         room = self.most - len(text.ids) - len(forced)
         if room < MIN_ROOM:
@@ -115,8 +115,9 @@ class LoopAttempt(Attempt):
             sampling, max_new_tokens=min(sampling.max_new_tokens, room)
         )  # a hook may ask for more
         policy = self.context.policy
+        more = () if choice in (None, "auto") else (choice,)
         if isinstance(policy, MessagePolicy) and policy.observe(
-            text.episode.id, text.messages, self.env.schemas, choice
+            text.episode.id, text.messages, self.env.schemas, *more
         ):
             forced = []
         started = time.time()

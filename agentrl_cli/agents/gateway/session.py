@@ -283,8 +283,9 @@ class Session:
         started = time.time()
         try:
             sampling = how.sampling_for(self.chat, seed)
+            choice = () if how.choice == "auto" else (how.choice,)
             if isinstance(policy, MessagePolicy) and policy.observe(
-                slot, messages, context.at.tools, how.choice
+                slot, messages, context.at.tools, *choice
             ):
                 how = replace(how, forced=())
             generation = await policy.generate(slot, [*context.ids, *how.forced], sampling)
