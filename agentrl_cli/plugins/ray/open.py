@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvironmentProblem, StoreError
@@ -22,7 +23,7 @@ from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.rollout.parts import open_parts
-from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.rollout.recorder import StoreRecorder, make_observers
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types.old_names import adopt_override
@@ -66,9 +67,10 @@ async def open_pool(
             hint="Name them in task.packs and hooks, so that workers can load them.",
         )
     setup = make_setup(config, base, loaded, spec, trainable)
+    given: tuple[Any, ...] = (setup,)
     if store is not None:
         require_local(Path(store.path))
-    given = (setup,) if store is None else (setup, StoreRecorder(store), store.episodes.discard)
+        given = (setup, StoreRecorder(store, make_observers(config)), store.episodes.discard)
     with resolve("workers", LINKS, cluster.kind, base=base)(config, base) as (links, save):
         workers = [RemoteWorker(number, link, *given) for number, link in enumerate(links)]
         pool = WorkerPool(workers, config, store, save)

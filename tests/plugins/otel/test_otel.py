@@ -138,6 +138,9 @@ def test_nothing_is_sent_unasked(
         agentrl(address, *ROLLOUT, "12", "--set", "telemetry.spans=true")
     texts = json.dumps(exports(got))
     assert "gen_ai.usage" in texts and "messages" not in texts and "arguments" not in texts
+    with collector() as (address, got):
+        agentrl(address, *ROLLOUT, "2", "--otel", "--set", "cluster.kind=processes")
+    assert sum(span["name"].startswith("invoke_agent") for span in spans_of(got)) == 2
     monkeypatch.delenv(ADDRESSES[0])
     cli.folder = project
     cli("rollout", "-n", "1", "--otel", code=2, said="telemetry.spans has no collector")
