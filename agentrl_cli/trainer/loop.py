@@ -141,8 +141,7 @@ class Trainer:
             await self.controls.obey(actions)
             if self.controls.changed:  # a resume uses the new settings, for no step before them
                 self.controls.changed = False
-                self.controls.keep()
-                await self._save("step")
+                await self._save("step", self.controls.keep)
             if not self.controls.stopping:
                 await self._one_step(self.step)
 
@@ -257,8 +256,8 @@ class Trainer:
             self.best = rate
             await self._save("best")
 
-    async def _save(self, kind: str) -> None:
-        path = self.checkpoints.save(kind, self.step, self.best)
+    async def _save(self, kind: str, also: Callable[[], None] = lambda: None) -> None:
+        path = self.checkpoints.save(kind, self.step, self.best, also)
         await self.hooks.call("on_checkpoint", run=self.run, path=path, step=self.step)
         if kind == "step":
             self.checkpoints.forget_old(self.step, self.healer.anchor(self.step))

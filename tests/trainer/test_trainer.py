@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import ModelError, NotFound, PolicyError, TemplateError
+from agentrl_cli.errors import ModelError, NotFound, PolicyError, StoreError, TemplateError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.learning.forward import logprobs, trained_logprobs
 from agentrl_cli.learning.packing import Segment, pack
@@ -331,6 +331,19 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         taken = [(one.action, one.taken is not None) for one in store.controls.all(run.id)]
         assert taken == [(action, True) for action, _ in asking.asked]
         assert store.controls.take(run.id) == []
+
+
+async def test_a_changed_setting_is_stored_with_its_checkpoint_or_not_at_all(
+    tmp_path: Path, model: Path
+) -> None:
+    """Else a resume would use it for steps that were made without it, from the checkpoint before."""
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
+    async with trainer_of(tmp_path, model, [asking], train={"steps": 3}) as trainer:
+        (Path(trainer.run.dir) / "checkpoints").write_text("")  # so that none can be written
+        with pytest.raises(StoreError, match="step-000001"):
+            await trainer.train()
+        run = trainer.store.runs.get(trainer.run.id)
+    assert (run.status, run.step, run.config["train"]["lr"]) == ("failed", 1, 1e-3)
 
 
 async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Path) -> None:
