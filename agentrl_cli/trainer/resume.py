@@ -16,6 +16,7 @@ from agentrl_cli.config import Config, Sources, load_config
 from agentrl_cli.config.models import fixed_sections
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError, device_fault
 from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.rollout.greedy import SUFFIX
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.store.runs import in_use
@@ -25,6 +26,8 @@ RESTARTED = "restarted"
 FIXED = ("model", "adapter", "task", "seed", "deterministic", "train.optimizer")
 """Settings that a resume cannot change, besides the sections of plugins that say so. A checkpoint holds the optimizer
 with its options, which would override others."""
+PACE = {"concurrency", "memory", "cuda_graphs", "timeout"}
+"""Settings under `rollout` on which no weights depend."""
 
 
 @contextlib.contextmanager
@@ -74,8 +77,41 @@ def reopen_run(store: Store, run_id: str, config: Config, narrate: Callable[[str
     for control in store.controls.take(row.id, "dropped"):
         narrate(f"{control.action} was requested before the run stopped: ignored now.")
     row = store.runs.add_folder(row)
-    keep_settings(row, config, store)
+    with store.transaction():
+        if _lessons(Config.model_validate(row.config)) != _lessons(config):
+            _forget_later(store, row, narrate)
+        keep_settings(row, config, store)
     return row
+
+
+def _lessons(config: Config) -> list[Any]:
+    """Return the settings by which a step's weights follow from those before it."""
+    train = config.train
+    sampled = config.rollout.model_dump(exclude=PACE)
+    steps = train.steps if train.schedule.name != "constant" else None
+    return [
+        config.algo,
+        sampled,
+        config.rewards,
+        train.lr,
+        train.schedule,
+        train.max_grad_norm,
+        steps,
+    ]
+
+
+def _forget_later(store: Store, run: RunRow, narrate: Callable[[str], None]) -> None:
+    """Let steps after the newest checkpoint be sampled and evaluated again: by other weights than they were."""
+    done = max((c.step for c in store.runs.checkpoints(run.id)), default=0)
+    groups = [group for group, *_ in store.stats.groups(run.id, done + 1)]
+    for group in groups:
+        store.marks.retire(run.id, group)
+        store.marks.retire(run.id, group + SUFFIX)
+    if groups:
+        narrate(
+            f"other settings than before: steps after {done + 1} are sampled and evaluated again"
+        )
+    store.marks.retire_evals(run.id, done + 1)
 
 
 @contextlib.contextmanager

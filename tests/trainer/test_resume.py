@@ -483,6 +483,23 @@ def test_what_was_sampled_by_other_settings_is_sampled_again(project: Path) -> N
     assert max(row["sampling/sampling_logp_difference/max"] for row in steps[1:]) < 1e-4
 
 
+def test_what_other_weights_made_is_made_again(tmp_path: Path, model: Path) -> None:
+    """Step 2 is sampled and evaluated, and the newest checkpoint is that of the base."""
+    project = project_of(tmp_path / "project", model)
+    killed(project, "eval", 2)
+    with opened(project) as store:
+        assert max(c.step for c in store.runs.checkpoints(only_run(store).id)) == 0
+    said = spawn_well(project, "train", "--resume", "last", "--lr", "0.1")
+    assert "steps after 1 are sampled and evaluated again" in said, said
+    assert "step 2 was evaluated already" not in said, said
+    check_whole(stored(project))
+    with opened(project) as store:
+        run = only_run(store)
+        steps = store.runs.steps(run.id)
+        assert [row.step for row in store.runs.evals(run.id)] == [0, 2, 4]
+    assert max(row["sampling/sampling_logp_difference/max"] for row in steps) < 1e-4
+
+
 def check_whole(after: list[Episode]) -> None:
     """Check that every attempt of every step is there once and decided on, and no group has two prompts."""
     replaced = (Fact.SKIPPED_CHANGED, Fact.SKIPPED_CUT)
