@@ -156,7 +156,7 @@ class TRLLearner:
     def require_finite(self) -> None:
         """Before TRL's optimizer step: leave the weights as they are if a gradient is not finite, as our trainer does.
 
-        Raises TrainingStopped if `train.stop_on` has nan.
+        Raises TrainingStopped if `train.stop_on` has nan and the run does not heal.
         """
         given = [
             w
@@ -166,7 +166,8 @@ class TRLLearner:
         ]
         if all(bool(weight.grad.isfinite().all()) for weight in given):
             return
-        if "nan" in self.config.train.stop_on.alerts:
+        train = self.config.train
+        if "nan" in train.stop_on.alerts and not train.heal:
             raise TrainingStopped(
                 "nan: the gradient of TRL's loss is not finite; the weights were left as they were.",
                 hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",

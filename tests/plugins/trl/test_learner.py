@@ -138,6 +138,15 @@ async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, mod
         assert "loss_type" in (caught.value.hint or "")
 
 
+async def test_a_run_that_heals_goes_on_after_such_a_gradient(tmp_path: Path, model: Path) -> None:
+    async with trainer_of(tmp_path, model, train={"heal": True}) as trainer:
+        made = learner.TRLLearner(trainer.loaded, trainer.rollout.context.config, tmp_path)
+        weight = trainer.loaded.model.get_output_embeddings().weight
+        weight.grad = torch.full_like(weight, torch.nan)
+        made.require_finite()
+        assert weight.grad is None, "the step changes nothing, and its numbers lead back"
+
+
 @needs_trl
 async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(
     tmp_path: Path, model: Path
