@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, suggest
 from agentrl_cli.learning.objective import aggregation_name
+from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
 
@@ -148,7 +150,12 @@ def check(config: Config) -> None:
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
     arguments(config)
     require_fields(config.section(TrainerConfig).options)
-    if config.algo.kl.coef and config.adapter.path is not None:
+
+
+def require_reference(config: Config, folder: Path) -> None:
+    """Raise ConfigError if TRL would not compare with the model that a training from `folder` begins with."""
+    adapted = config.adapter.path is not None or (folder / ADAPTER_FILE).is_file()
+    if config.algo.kl.coef and adapted:
         raise ConfigError(
             "With an adapter to start from, TRL's reference is the base without it, and algo.kl.coef is set.",
             hint="Set algo.kl.coef=0, or trainer.kind: agentrl.",

@@ -27,7 +27,7 @@ from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import segments_of
 from agentrl_cli.learning.protocols import Update
-from agentrl_cli.plugins.trl.grpo_config import FIXED, arguments, check
+from agentrl_cli.plugins.trl.grpo_config import FIXED, arguments, check, require_reference
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.trainer.compute import LearnerMaker, needed_folder
@@ -277,6 +277,7 @@ def make_learner(config: Config) -> LearnerMaker | None:
                 "A hook's on_sample changes how tokens are drawn, and TRL does not correct for it.",
                 hint="Leave out the hook, or set trainer.kind: agentrl.",
             )
+        require_reference(config, needed_folder(loaded))
         report(LOST)
         return TRLLearner(loaded, config, folder / "trl")
 

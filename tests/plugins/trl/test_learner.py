@@ -10,6 +10,7 @@ import torch
 
 from agentrl_cli import Config, Hook
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
+from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.checkpoint import load_state
 from agentrl_cli.plugins.trl import grpo_config, learner
 from agentrl_cli.plugins.trl.settings import TrainerConfig
@@ -145,6 +146,15 @@ async def test_a_run_that_heals_goes_on_after_such_a_gradient(tmp_path: Path, mo
         weight.grad = torch.full_like(weight, torch.nan)
         made.require_finite()
         assert weight.grad is None, "the step changes nothing, and its numbers lead back"
+
+
+def test_a_model_that_is_an_adapter_is_no_reference_of_trl(tmp_path: Path) -> None:
+    (tmp_path / ADAPTER_FILE).touch()
+    algo = {"kl_coef": 0.1}
+    config = Config.model_validate(settings(tmp_path, algo=algo, trainer=TRL))
+    grpo_config.require_reference(config, tmp_path / "base")
+    with pytest.raises(ConfigError, match="TRL's reference is the base without it"):
+        grpo_config.require_reference(config, tmp_path)
 
 
 @needs_trl
