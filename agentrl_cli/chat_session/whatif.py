@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -189,6 +189,8 @@ class WhatIf:
         if self.given.verify:
             return
         graded = any(part.primary for part in parts)
+        if graded:
+            parts = [*parts, *self._of_hooks({part.name for part in parts})]
         total = sum(part.value * part.weight for part in parts) if graded else None
         siblings = [row for row in self.past.siblings if row.id != episode.id]
         others = [row.reward for row in siblings if row.reward is not None]
@@ -215,6 +217,13 @@ class WhatIf:
             same=same,
             episode=child,
         )
+
+    def _of_hooks(self, again: Collection[str]) -> Iterator[RewardPart]:
+        """Yield the stored parts of hooks and of the length: only a training computes them, by the same tokens."""
+        own = {"env", "interaction", *again, *(reward.name for reward in self.past.pack.rewards)}
+        for part in self.past.episode.reward_parts:
+            if not (part.primary or part.name in own or part.name.startswith("tool:")):
+                yield part
 
     def _keep_rescored(self, parts: tuple[RewardPart, ...], advantage: float | None) -> str:
         """Store a child with the new rewards; only if no call diverged, since its tokens are the old ones."""

@@ -32,7 +32,16 @@ from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.tui.whatif.view import event_lines, whatif_arguments
-from agentrl_cli.types import Episode, Outcome, StopReason, Task, ToolCall, ToolResult, Turn
+from agentrl_cli.types import (
+    Episode,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from tests.chat_session.test_golden import fill
 from tests.helpers.sandbox import open_sandbox
 from tests.helpers.session import scripted, what_if
@@ -136,6 +145,21 @@ async def test_a_what_if_says_whose_weights_continue(
     assert "made@1" in event_lines(events[0])[0].plain
     other = event_lines({**events[0], "sampled_by": "made@0"})[0].plain
     assert other.endswith("; the episode was sampled by made@0")
+
+
+async def test_parts_of_the_length_and_of_hooks_stay_in_the_reward(tmp_path: Path) -> None:
+    first = await fill(tmp_path, PACK, ROW, *solution())
+    shaped = RewardPart("length_penalty", -0.5, 0.2, detail="60 sampled tokens")
+    with Store.open(tmp_path / "a.db") as store:
+        episode, row = store.episodes.get(first), store.episodes.row(first)
+        parts = (*episode.reward_parts, shaped)
+        copied = episode.with_(id="c" * 14, sample=2, reward_parts=parts)
+        store.episodes.add([copied], split=row.split, tokenizer=row.tokenizer)
+    _, events = await what_if(tmp_path / "a.db", "c" * 14, "--rerun")
+    (found,) = [event for event in events if event["ev"] == "rewards"]
+    assert found["total_before"] == found["total_after"] == 1.0
+    assert not found["episode"], "nothing is stored as scored again"
+    assert [part["name"] for part in found["after"]][-1] == "length_penalty"
 
 
 async def test_verifying_says_where_it_diverged(
