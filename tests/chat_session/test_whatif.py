@@ -312,7 +312,7 @@ async def test_replay_asks_and_shows_what_came_of_it_and_keys_scroll_it(
     assert ready["model"] == "tiny", "its run has no checkpoint yet"
 
 
-async def test_a_what_if_has_the_texts_of_its_run(tmp_path: Path) -> None:
+async def test_a_what_if_has_the_texts_and_the_limits_of_its_run(tmp_path: Path) -> None:
     for name in ("run", "now"):
         (tmp_path / f"{name}.yaml").write_text(f"tools.calculator.description: Of {name}.\n")
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [calc-task], prompts: now.yaml}\n")
@@ -326,8 +326,13 @@ async def test_a_what_if_has_the_texts_of_its_run(tmp_path: Path) -> None:
     assert shown() == "Of now."  # its settings do not say
     with Store.open(tmp_path / "a.db") as store:
         config = store.runs.get("r1").config
-        store.runs.update("r1", config={**config, "task": {"prompts": "run.yaml"}})
+        box = {**config["sandbox"], "min_level": "docker", "limits": {"wall": 9}}
+        ran = {"task": {"prompts": "run.yaml"}, "sandbox": {**box, "imports": ["numpy"]}}
+        store.runs.update("r1", config={**config, **ran})
     assert shown() == "Of run."
+    sandbox = open_past(parse("whatif", ARGUMENTS, words)).config.sandbox
+    assert (sandbox.limits.wall, sandbox.imports) == (9, ["numpy"])  # its code has the same room
+    assert sandbox.min_level == "ns"  # which isolation there is depends on the machine
 
 
 async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
