@@ -213,9 +213,9 @@ async def play_texts(
     pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None
 ) -> Episode:
     """Play one attempt of a scripted policy, with limits that fit any solution."""
-    config = Config().replace(
-        rollout={"max_tokens": 1_000_000, "max_new_tokens": 100_000, "max_turns": len(texts) + 1}
-    )
+    limits = {"max_tokens": 1_000_000, "max_new_tokens": 100_000, "max_turns": len(texts) + 1}
+    # A token is a byte here: the answers of tools that a training shows whole would be cut.
+    config = Config().replace(rollout={**limits, "observation": {"tokens": 100_000}})
     policy = ScriptedPolicy(list(texts), chat.tokenizer)
     rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
     return await rollout.episode(Job(task, 0))

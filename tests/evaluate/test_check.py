@@ -52,6 +52,15 @@ async def test_a_wrong_solution_a_scoring_blank_and_a_lying_tool_result(
     assert any(said in problem for problem in await problems(pack))
 
 
+async def test_an_answer_that_a_training_shows_whole_is_not_cut(pack: Path) -> None:
+    """400 letters are 100 tokens of a model, and 400 of the check's."""
+    code, answer = (pack / "task.py").read_text(), '"content": row["answer"]},\n        final'
+    code = code.replace('{number}"', '{number}" + " and so on" * 40', 1)
+    code = code.replace(answer, answer.replace('row["answer"]', 'lookup(row["key"])'))
+    (pack / "task.py").write_text(code)
+    assert await problems(pack) == []
+
+
 async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path) -> None:
     train, test = pack / "data" / "train.jsonl", pack / "data" / "test.jsonl"
     rows = train.read_text().splitlines()
