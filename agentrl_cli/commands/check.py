@@ -25,11 +25,11 @@ from agentrl_cli.commands.options import SettingsOptions, refuse_idle
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
 from agentrl_cli.paths import find_pack, find_project, portable
+from agentrl_cli.types import group_pairs
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.runtime import Runtime
-    from agentrl_cli.types import Episode
 
 ROLLOUTS = 16
 RolloutsOption = Annotated[
@@ -117,9 +117,7 @@ def _try(
         warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
         return None
     found = estimate(episodes, config.rollout.group_size)
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.task_id, []).append(episode)
+    groups = group_pairs((episode.task_id, episode) for episode in episodes)
     trained = float(sum(episode.graded for episode in episodes))
     # the rollouts as a step that trained on them
     step = {**step_metrics(list(groups.values()), {}), "step": 1, "facts/trained": trained}
@@ -183,9 +181,8 @@ async def _check(
 
 def _report(results: list[dict[str, Any]]) -> None:
     for result in results:
-        places: dict[str, list[str]] = {}  # the same problem in several places is one line
-        for problem in result["problems"]:
-            places.setdefault(problem.text, []).append(problem.where)
+        # the same problem in several places is one line
+        places = group_pairs((problem.text, problem.where) for problem in result["problems"])
         for text, where in places.items():
             more = f" and {len(where) - 1} more" if len(where) > 1 else ""
             narrate(f"{result['pack']}: {where[0]}{more}: {text}")

@@ -159,8 +159,7 @@ def _fences(text: str, *languages: str) -> list[str]:
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:
     """Return the last reward that the simulated user gave, 0 if absent."""
-    feedback = ctx.state.get("feedback") or [0.0]
-    return float(feedback[-1])
+    return float((ctx.state.get("feedback") or [0.0])[-1])
 
 
 def _find_expected(ctx: RewardContext, *names: str) -> Any:

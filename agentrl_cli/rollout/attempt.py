@@ -106,9 +106,7 @@ class Attempt:
                     (),
                 )
             return (*fault_of(error), ())
-        if problem is not None:
-            return (*fault_of(problem), ())
-        return self._judgement(rewards)
+        return self._judgement(rewards) if problem is None else (*fault_of(problem), ())
 
     def _judgement(
         self, rewards: tuple[RewardPart, ...]

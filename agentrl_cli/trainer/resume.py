@@ -86,8 +86,7 @@ def reopen_run(store: Store, run_id: str, config: Config, narrate: Callable[[str
 
 def _lessons(config: Config) -> list[Any]:
     """Return the settings by which a step's weights follow from those before it."""
-    train = config.train
-    sampled = config.rollout.model_dump(exclude=PACE)
+    train, sampled = config.train, config.rollout.model_dump(exclude=PACE)
     steps = train.steps if train.schedule.name != "constant" else None
     return [
         config.algo,

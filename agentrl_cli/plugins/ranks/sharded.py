@@ -77,8 +77,7 @@ class Sharded(Replica):
         whole = self._whole_weights()
         with torch.no_grad():
             for number, own in enumerate(self.trained):
-                part = self.ranks.share(whole[number] if whole else None, self._part)
-                own.copy_(part)
+                own.copy_(self.ranks.share(whole[number] if whole else None, self._part))
             if self.critic is not None:
                 self.critic.head.load_state_dict(self.ranks.share(self.critic.head.state_dict()))
         if not self.ranks.share(state is not None):

@@ -149,7 +149,15 @@ def check(config: Config) -> None:
     """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
     arguments(config)
-    require_fields(config.section(TrainerConfig).options)
+    from trl import GRPOConfig
+
+    fields = [field.name for field in dataclasses.fields(GRPOConfig) if field.init]
+    for name in config.section(TrainerConfig).options:
+        if name not in fields:
+            raise ConfigError(
+                f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
+                hint=suggest(name, fields, "TRL's documentation lists the fields."),
+            )
 
 
 def require_reference(config: Config, folder: Path) -> None:
@@ -160,16 +168,3 @@ def require_reference(config: Config, folder: Path) -> None:
             "With an adapter to start from, TRL's reference is the base without it, and algo.kl.coef is set.",
             hint="Set algo.kl.coef=0, or trainer.kind: agentrl.",
         )
-
-
-def require_fields(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that are not fields of the installed GRPOConfig."""
-    from trl import GRPOConfig
-
-    fields = [field.name for field in dataclasses.fields(GRPOConfig) if field.init]
-    for name in options:
-        if name not in fields:
-            raise ConfigError(
-                f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
-                hint=suggest(name, fields, "TRL's documentation lists the fields."),
-            )

@@ -25,8 +25,7 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
     text = f"task:{quote(row.task_id)} kind:{quote(row.kind)} step:{sign}{row.step}"
     rows = store.episodes.used(text, sort, row.run_id, limit=64)
     nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
-    same = [other for other in nearest if other.sample == row.sample]
-    found = same or nearest
+    found = [other for other in nearest if other.sample == row.sample] or nearest
     return found[0].id if found else None
 
 
