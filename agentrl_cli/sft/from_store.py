@@ -42,12 +42,7 @@ def choose(
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
     rows = _select_sampled(rows, narrate)
     _require_tokenizer(rows, tokenizer)
-    best = sorted(
-        rows, key=lambda row: (row.reward is None, -(row.reward or 0.0), row.n_model_tokens)
-    )
-    ranked = (
-        rows if best_of is None else best
-    )  # of equal ones the shortest first; ungraded ones last
+    ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
     seen: set[tuple[Any, ...]] = set()
     counts: dict[tuple[str, str], int] = {}
@@ -101,6 +96,11 @@ def _require_tokenizer(rows: Sequence[EpisodeRow], tokenizer: str) -> None:
             f"{len(foreign)} of {len(rows)} episodes were sampled with another tokenizer ({foreign[0].id} for one).",
             hint="Train the model that they come from, or one with the same tokenizer, or filter them out.",
         )
+
+
+def _worth(row: EpisodeRow) -> tuple[bool, float, int]:
+    """Return the highest reward first, of equal ones the shortest; ungraded ones last."""
+    return row.reward is None, -(row.reward or 0.0), row.n_model_tokens
 
 
 def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[list[Segment]]]:
