@@ -23,6 +23,7 @@ from agentrl_cli.inference.request import Request
 from agentrl_cli.models.adapter import eval_mode, switch_length
 from agentrl_cli.models.vision import Seen, reader_of
 from agentrl_cli.types.content import digest
+from agentrl_cli.types.groups import group_pairs
 
 WORTH = 512
 """Tokens that a common prefix of several prompts must save to be computed before them."""
@@ -243,9 +244,7 @@ class BatchedForward:
 
     def _looking(self, batches: Sequence[Batch]) -> list[Batch]:
         """Later turns with new images: those that lack equally many tokens together, as an image is not cut."""
-        sets: dict[int, list[Batch]] = {}
-        for batch in batches:
-            sets.setdefault(batch.requests[0].length - batch.lengths[0], []).append(batch)
+        sets = group_pairs((one.requests[0].length - one.lengths[0], one) for one in batches)
         out = [batch for some in sets.values() for batch in self.join_batches(some)]
         for batch in out:
             ids = [

@@ -91,7 +91,9 @@ def checkpoint_folder(
     row = run_of(store, run)
     if which == "base":
         pinned = (store.journal.newest_event(row.id, INPUTS) or {}).get("model")
-        name = pinned or row.model or config.name
+        adapter = (row.config.get("adapter") or {}).get("path")
+        start = str(base / Path(adapter).expanduser()) if adapter else pinned
+        name = start or row.model or config.name
         try:
             return model_folder(name, config, base=base, store=store)
         except NotFound as error:
@@ -115,6 +117,8 @@ def checkpoint_folder(
 
 def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     """Return the tokenizer of a model folder, with `model.chat.template` in place of its own where one is given."""
+    if (folder / ADAPTER_FILE).is_file() and not (folder / "tokenizer.json").is_file():
+        folder = adapter_base(folder, config, base=base)
     tokenizer = Tokenizer.load(folder)
     if config.chat.template is not None:
         tokenizer.tool_template = None  # in place of both, where a model has one for tools

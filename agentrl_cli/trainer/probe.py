@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.protocols import Served, TrainablePolicy
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, group_pairs
 
 if TYPE_CHECKING:
     from agentrl_cli.config.records import TrainerSettings
@@ -63,9 +63,10 @@ async def probe(
             of.append(server)
     if not batches:
         return {}
-    gaps: dict[int, list[np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
-    for server, logps, scores in zip(of, theirs, compute.forward(batches), strict=True):
-        gaps.setdefault(id(server), []).append(np.abs(scores.logp - logps))
+    gaps = group_pairs(
+        (id(server), np.abs(scores.logp - logps))
+        for server, logps, scores in zip(of, theirs, compute.forward(batches), strict=True)
+    )
     return {
         "probe/logp_difference": max(float(np.concatenate(one).mean()) for one in gaps.values())
     }

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from agentrl_cli.chat.tokenizer import BaseTokenizer, Tokenizer
+from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.config.estimators import Distill
 from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.adapter import transformer
-from agentrl_cli.models.load import adapter_base, load_model, model_folder
+from agentrl_cli.models.load import load_model, load_tokenizer, model_folder
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.remote.checked import choice_of, items, log_probabilities, part
 from agentrl_cli.policies.remote.http import Endpoint
@@ -65,10 +65,9 @@ def find_teacher(
 def _local(
     name: str, config: TrainerSettings, loaded: Loaded, store: Store, base: Path
 ) -> nn.Module:
-    named = folder = model_folder(name, config.model, base=base, store=store)
-    if not (folder / "tokenizer.json").is_file():
-        named = adapter_base(folder, config.model, base=base)
-    require_same_tokenizer(name, Tokenizer.load(named), loaded.chat.tokenizer)
+    folder = model_folder(name, config.model, base=base, store=store)
+    own = load_tokenizer(folder, config.model, base)
+    require_same_tokenizer(name, own, loaded.chat.tokenizer)
     model = load_model(folder, config.model, base=base).requires_grad_(False).eval()
     share(model, loaded.model)
     return model

@@ -69,6 +69,14 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path)
             wanted = logits(trainer.loaded.model, ids)
     assert ends[0] == ends[1], "a resumed run ends where a whole one does"
     assert kinds.items() <= json.loads((last / "adapter_config.json").read_text()).items()
+    bare = shutil.copytree(last, tmp_path / "bare")
+    for name in ("tokenizer.json", "checksums.json"):
+        (bare / name).unlink()
+    sections["adapter"] = {"enabled": True, "path": str(bare)}
+    async with trainer_of(tmp_path / "further", model, **sections) as trainer:
+        config, name = trainer.rollout.context.config, f"{trainer.run.name}@base"
+        began = load_policy(name, config, base=tmp_path, store=trainer.store)
+        assert torch.equal(logits(began.model, ids), wanted), "the base of a run is where it began"
     merged_from(last, tmp_path, "merged", dtype="float32")
     merged = load_model(tmp_path / "merged", CONFIG, base=tmp_path)
     assert torch.allclose(logits(merged, ids), wanted, atol=1e-5)
