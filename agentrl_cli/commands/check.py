@@ -25,7 +25,6 @@ from agentrl_cli.commands.options import SettingsOptions, refuse_idle
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError, pluralise
 from agentrl_cli.paths import find_pack, find_project, portable
-from agentrl_cli.types import group_pairs
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
@@ -102,6 +101,7 @@ def _try(
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_pack
     from agentrl_cli.trainer.metrics import step_metrics
+    from agentrl_cli.types import group_pairs
 
     name = model or context.config.model.name
     tasks = max(1, rollouts // ATTEMPTS)
@@ -180,6 +180,8 @@ async def _check(
 
 
 def _report(results: list[dict[str, Any]]) -> None:
+    from agentrl_cli.types import group_pairs
+
     for result in results:
         # the same problem in several places is one line
         places = group_pairs((problem.text, problem.where) for problem in result["problems"])
