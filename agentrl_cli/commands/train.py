@@ -281,7 +281,7 @@ def _begin(
     run = (
         new_training(runtime, id)
         if resumed is None
-        else reopen_run(runtime.store, resumed.id, config, narrate)
+        else reopen_run(runtime.store, resumed.id, config, narrate, context.project)
     )
     begun.append(run.id)
     if record:

@@ -59,7 +59,7 @@ class BatchedForward:
         if not self.abilities.cached:
             batch.logits = self.whole(batch.requests)
             return
-        if batch.lengths[0] == self._switch:
+        if 0 < self._switch == batch.lengths[0]:
             batch.lengths = [0] * len(batch.lengths)
             self._prefill_padded(batch)
             return

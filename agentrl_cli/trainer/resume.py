@@ -71,14 +71,17 @@ def resumed_config(
     return settings, sources
 
 
-def reopen_run(store: Store, run_id: str, config: Config, narrate: Callable[[str], None]) -> RunRow:
+def reopen_run(
+    store: Store, run_id: str, config: Config, narrate: Callable[[str], None], base: Path
+) -> RunRow:
     """Return the row of a training that resumes, with its folder; store its settings, drop old controls."""
     row = store.runs.get(run_id)
     for control in store.controls.take(row.id, "dropped"):
         narrate(f"{control.action} was requested before the run stopped: ignored now.")
     row = store.runs.add_folder(row)
+    before, _ = load_config((), base=base, run=row.config)
     with store.transaction():
-        if _lessons(Config.model_validate(row.config)) != _lessons(config):
+        if _lessons(before) != _lessons(config):
             _forget_later(store, row, narrate)
         keep_settings(row, config, store)
     return row
