@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.style import Style
+from rich.text import Text
 from textual.app import App
 from textual.events import Key
 from textual.screen import Screen
@@ -128,6 +129,17 @@ async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
         await press(pilot, "escape", then=lambda: pilot.app.screen is screen)
         await press(pilot, "escape", then="q quits")
         assert pilot.app.is_running and pilot.app.return_value is None
+
+
+async def test_a_line_that_is_too_long_is_cut_and_moves_none_below_it(db: Path) -> None:
+    async with showing(replay(db), "? all", size=(100, 30)) as pilot:
+        assert "j/k turn" in visible(pilot.app)
+        await pilot.resize_terminal(*WIDE)
+        await until_text(pilot, "DIFF with sibling")
+        panel = screen_of(pilot, ReplayScreen).panel("diff")
+        panel.show([*(Text(char * 80) for char in "我你"), Text("policy: this p")])
+        text = await until_text(pilot, "policy: this p")
+        assert "我我" in text and "你你" in text
 
 
 async def test_panes_of_another_episode_than_the_transcript_are_dimmed(

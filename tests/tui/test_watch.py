@@ -1,11 +1,12 @@
 """Watch: reads the store, writes only controls, survives whatever a run has left there."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from textual.geometry import Size
 
 from agentrl_cli.errors import UsageError
@@ -273,6 +274,8 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
         data = load(store, "run7")
     assert data.evaluating and data.done == 1
     assert now_rows(data, 80, 4, 0)[0][0].plain == "NOW EVALUATION after step 41: 1 done, 1 run"
+    long = replace(data, live=(replace(data.live[0], text="这是一段很长的中文" * 9),))
+    assert [cell_len(text.plain) for text, _ in now_rows(long, 80, 4, 0)[2:]] == [80]
     # of the step itself, not of what judges it; a group without spread has no advantage stored
     assert {row.kind for _, row in data.notable} == {"train"} and 0.0 in data.advantages
 

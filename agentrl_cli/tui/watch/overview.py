@@ -72,17 +72,18 @@ def now_rows(data: RunData, width: int, limit: int, cursor: int) -> list[Row]:
     rows += _plain([line(f"waits for {text}", width, BAD) for text in data.waits[:1]])
     task, kind = (18, 11) if wide else (max(width - 21, 4), 5)
     if data.live and limit:
-        columns = f"  # {'task':<{task}} turn {'phase':<{kind}}    time"
+        columns = f"  # {'task':<{task}} {'turn' if wide else 'tr'} {'phase':<{kind}}    time"
         rows += _plain([line(columns, width, FAINT)])
     first = max(0, min(cursor - limit // 2, len(data.live) - limit))
     for index, row in list(enumerate(data.live))[first : first + limit]:
         seconds = max((data.read if alive else row.updated) - row.started, 0.0)
         name, phase = keep_end(row.task_id, task), PHASES.get(row.state, row.state)[:kind]
         text = f"{row.sample:>3} {pad(name, task)} {row.turn:>{4 if wide else 2}} {phase:<{kind}}"
-        text += f" {span(seconds):>7}  "
-        room = max(width - cell_len(text), 0) if wide else 0
-        tail = " ".join(row.text.split())[-room:] if room else ""
-        rows.append((Text((text + tail)[:width], no_wrap=True), index))
+        text += f" {span(seconds):>7}"
+        room = width - cell_len(text) - 2
+        if wide:
+            text += f"  {keep_end(' '.join(row.text.split())[-room:], room)}"
+        rows.append((Text(text, no_wrap=True), index))
     more = [Text(f"    … {len(data.live)} run", FAINT)] if len(data.live) > limit else []
     return rows + _plain(more)
 
