@@ -25,6 +25,7 @@ from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
 from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.replay.menus import whatif_text
+from agentrl_cli.tui.replay.reading import plain_lines
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.tui.whatif.view import reward_lines
@@ -310,6 +311,9 @@ def test_columns_beside_chinese_names_are_straight() -> None:
     ):
         ends = {cell_len(line.rpartition("1.25")[0]) for line in lines if "1.25" in line}
         assert len(ends) == 1, lines
+    indented = plain_lines('  "结果": "总价为五十七块九毛钱"', 12)
+    assert "".join(line.plain for line in indented) == '  "结果": "总价为五十七块九毛钱"'
+    assert max(line.cell_len for line in indented) <= 12
     lines = list(align_rows(["name", "steps"], [["数学", 1], ["calc", 22]]))
     assert lines == ["name  steps", "数学      1", "calc     22"]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from rich.cells import chop_cells
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
@@ -119,8 +120,7 @@ def plain_lines(text: str, width: int) -> list[Text]:
     """Return a text as it is, long lines wrapped; control characters as pictures."""
     out: list[Text] = []
     for shown in map(visible, text.splitlines()):
-        cut = [shown[n : n + width] for n in range(0, len(shown), width)]
-        parts = cut if "  " in shown else wrap(shown, width)
+        parts = chop_cells(shown, width) if "  " in shown else wrap(shown, width)
         out += [Text(part, no_wrap=True) for part in parts]
     more = [Text(f"… {len(out) - MOST:,} lines more", FAINT)] if len(out) > MOST else []
     return out[:MOST] + more
