@@ -193,13 +193,6 @@ class RunData:
         series = self.series(name)
         return series[-1][1] if series else None
 
-    @property
-    def learning_rate(self) -> float | None:
-        """Learning rate of the last step, or as configured before the first one."""
-        configured: float | None = get_setting(self.run.config, "train.lr")
-        last = self.last("lr")
-        return configured if last is None else last
-
     def names(self) -> list[str]:
         """Return all metrics of the run, the curated ones first."""
         known = [name for name in METRICS if self.series(name)]

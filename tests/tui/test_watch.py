@@ -74,7 +74,8 @@ async def test_every_size_shows_what_fits_and_what_is_new(db: Path) -> None:
 
 async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
     with Store.open(db) as store:
-        store.runs.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-4})
+        store.runs.update("run7", config={"train": {"lr": 1e-4}})
+        store.runs.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-5})  # a warm-up's
     async with showing(app(db), "step 41", notifications=True, size=WIDE) as pilot:
         for key, answer in (("p", "n"), ("X", "escape"), ("k", "y"), ("E", "y")):
             await press(pilot, key, then="y yes")

@@ -10,6 +10,7 @@ from textual import work
 
 from agentrl_cli.config.renamed import new_key
 from agentrl_cli.errors import UsageError
+from agentrl_cli.reports.reference import get_setting
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Prompt
@@ -43,13 +44,13 @@ class ControlScreen(AgentScreen):
         self._confirm(action, {}, DETAILS[action])
 
     def action_rate(self, factor: float) -> None:
-        """Asks for the learning rate times a factor."""
-        rate = self.data.learning_rate if self.data is not None else None
+        """Asks for the learning rate times a factor: the setting, of which a schedule makes that of each step."""
+        rate = get_setting(self.data.run.config, "train.lr") if self.data is not None else None
         if rate is None:
             self.notify("The learning rate of this run is not known.", severity="warning")
             return
         new = float(f"{rate * factor:.3g}")
-        detail = f"Learning rate {rate:g} → {new:g} from the next step on."
+        detail = f"train.lr {rate:g} → {new:g} from the next step on."
         self._confirm("set", {"key": "train.lr", "value": new}, detail)
 
     def action_set(self) -> None:
