@@ -204,7 +204,7 @@ async def test_half_written_and_unknown_episodes_open_and_a_running_one_is_follo
     said = Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3)
     with Store.open(tmp_path / "half.db") as store:
         for number, name in enumerate(("begun", "nan", "cut")):
-            store.episodes.start(Episode(name, f"t/{number}"))
+            store.episodes.start(Episode(name, f"t/{number}", group_id=f"g{number}"))
         store.episodes.add_turn("nan", said, odd)
         for turn in done.turns[:2]:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
@@ -220,11 +220,18 @@ async def test_half_written_and_unknown_episodes_open_and_a_running_one_is_follo
             await press(
                 pilot, *moves, *"123456789", then="not graded yet" if size == WIDE else "RUNNING"
             )
-        await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 2)
+        with Store.open(tmp_path / "half.db") as store:
+            store.episodes.finish(done.with_(group_id="g2", run_id=None))
+        screen = ReplayScreen(app.reader, "cut")
+        await app.push_screen(screen)
+        await until(pilot, lambda: screen.fork is not None)
+        assert screen.view is not None and len(screen.view.blocks) == 2
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
         await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 3)
+        # the difference with a sibling is that of the longer episode too
+        await until(pilot, lambda: screen.fork is not None and screen.fork.position == turn.end)
 
 
 async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:

@@ -176,15 +176,19 @@ class EpisodeScreen(AgentScreen):
         """Reads a running episode again if the store changed; the cursor stays where it is."""
         if self.view is None or not (self.view.running or self.following):
             return
-        version = await self.reader.call(lambda store: store.data_version())
-        changed, self._version = self._version is not None and version != self._version, version
-        if changed and self.view.running:
+        version, before = await self.reader.call(lambda store: store.data_version()), self.view
+        changed, self._version = version != self._version, version
+        if changed and before.running:
             view = await self.reader.view(self.episode_id)
-            at_end = self.following or self.tokens.cursor >= len(self.view.tokens) - 1
+            if self.view is not before:  # another episode was opened meanwhile
+                return
+            at_end = self.following or self.tokens.cursor >= len(before.tokens) - 1
             token = len(view.tokens) - 1 if at_end else self.tokens.cursor
             self.view = view
             self.tokens.show(view, token, keep_scroll=True)
             self.paint()
+            if not view.running or len(view.tokens) > len(before.tokens):
+                self._load_rest(view)
         if changed and self.following and not self.view.running:
             await self._follow()
 
