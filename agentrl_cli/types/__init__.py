@@ -274,12 +274,16 @@ class Episode:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """For each turn the index of the one that it continues, or `ROOT`.
+        """For each turn the index of the one that it continues, or `ROOT`."""
+        return tuple(map(self.parent_of, range(len(self.turns))))
+
+    def parent_of(self, turn: int) -> int:
+        """Return the index of the turn that a turn continues, or `ROOT`.
 
         An impossible parent, as in a half-written run, counts as none: it must be smaller than the index.
         """
-        given = enumerate(turn.parent for turn in self.turns)
-        return tuple(n - 1 if p is None else p if 0 <= p < n else ROOT for n, p in given)
+        given = self.turns[turn].parent
+        return turn - 1 if given is None else given if 0 <= given < turn else ROOT
 
     @property
     def linear(self) -> bool:

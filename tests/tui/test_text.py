@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from rich.cells import cell_len
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.reports.compare import METRICS
-from agentrl_cli.store import RunRow
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.tui.app import is_light, light_background
 from agentrl_cli.tui.chat.view import LINES
@@ -25,13 +28,24 @@ from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
 from agentrl_cli.tui.common.tree import fork_depths, indentation, spans
 from agentrl_cli.tui.replay import inspector
 from agentrl_cli.tui.replay.menus import whatif_text
-from agentrl_cli.tui.replay.reading import plain_lines
+from agentrl_cli.tui.replay.plain import token_rows
+from agentrl_cli.tui.replay.reading import Fold, plain_lines, reading_lines
 from agentrl_cli.tui.runs.data import RunSummary, head_line, run_line
 from agentrl_cli.tui.watch.panels import TITLES
 from agentrl_cli.tui.whatif.view import reward_lines
-from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, TrainSignals, Turn
+from agentrl_cli.types import (
+    Episode,
+    Origin,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolCall,
+    TrainSignals,
+    Turn,
+)
 from tests.helpers import trees
 from tests.helpers import tui_demo as demo
+from tests.helpers.growth import exponent
 from tests.helpers.processes import run_code
 
 NAN = math.nan
@@ -135,6 +149,23 @@ def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
         ("tokens", 3, 5),
         ("tool", 5, 8),
     ]
+
+
+def test_numbers_and_messages_of_a_long_episode_cost_by_its_length(tmp_path: Path) -> None:
+    """A conversation of thousands of turns is read and printed in seconds."""
+    with Store.open(tmp_path / "long.db") as store:
+        for count in (25, 200):
+            writer = demo.Writer(demo.Words(), 1)
+            for _ in range(count):
+                writer.assistant("a word" * 20)
+            long = Episode(f"e{count}", "t", turns=tuple(writer.turns), tokens=writer.tokens())
+            store.episodes.finish(long.with_(advantage=1.0, outcome=Outcome.SOLVED))
+            store.signals.add(long.id, demo.signals_of(long))
+        assert exponent(lambda n: deque(token_rows(store, f"e{n}"), 0), 25) < 1.3
+    said = Turn(0, "user", ({"role": "user", "content": "yes"},), 0, 0)
+    turns = {n: tuple(replace(said, index=at) for at in range(n)) for n in (500, 4000)}
+    talks = {n: Episode("e", "t", turns=found) for n, found in turns.items()}
+    assert exponent(lambda n: reading_lines(talks[n], 80, Fold(frozenset(), False)), 500) < 1.3
 
 
 def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:

@@ -5,6 +5,7 @@ A half-written run is fine: turns without tokens, a missing tokenizer and missin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,10 +94,7 @@ class EpisodeView:
 
     def block_of(self, token: int) -> int:
         """Return the index of the block that holds a token (the last one that starts at or before it)."""
-        for index in range(len(self.blocks) - 1, -1, -1):
-            if self.blocks[index].start <= token:
-                return index
-        return 0
+        return max(bisect_right(self.blocks, token, key=lambda block: block.start) - 1, 0)
 
 
 def blocks_of(turns: Sequence[Turn], n_tokens: int) -> tuple[Block, ...]:

@@ -70,7 +70,7 @@ def on_path(episode: Episode, turn: int, later: int) -> bool:
 
 def _parent(episode: Episode, turn: int) -> int:
     """Return the turn that a turn continues; the one before it in a half-written run that lacks turns."""
-    return episode.parents[turn] if turn < len(episode.turns) else turn - 1
+    return episode.parent_of(turn) if turn < len(episode.turns) else turn - 1
 
 
 def place_in(branch: Branch, at: int) -> int:

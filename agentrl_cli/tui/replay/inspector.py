@@ -61,11 +61,16 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     return lines
 
 
+def origin_name(view: EpisodeView, token: int) -> str:
+    """Return the name of a token's origin."""
+    origin = int(view.tokens.origin[token])
+    return Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin)
+
+
 def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     """Return every stored number of one token as (name, value); missing ones are left out."""
-    tokens, signals, origin = view.tokens, view.signals, int(view.tokens.origin[token])
-    known = Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin)
-    out = [("origin", known)]
+    tokens, signals = view.tokens, view.signals
+    out = [("origin", origin_name(view, token))]
     for name, logps in (("logp sampled", tokens.logp_sampled), ("logp policy", tokens.logp_policy)):
         if np.isfinite(logp := float(logps[token])):
             out.append((name, f"{num(logp, '+.3f')} p {num(math.exp(logp), '.3f').lstrip('0')}"))

@@ -83,7 +83,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
             "turn": view.block_of(token),
             "id": int(tokens.ids[token]),
             "text": text,
-            "origin": dict(inspector.token_numbers(view, token))["origin"],
+            "origin": inspector.origin_name(view, token),
             **{name: float(array[token]) for name, array in arrays.items() if array is not None},
             "top": [[text, p] for text, p, _ in inspector.top_alternatives(view, token)],
         }
