@@ -387,6 +387,10 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live:
             await pilot.press(key)
             assert screen.cursor == place, key
         await press(pilot, "pagedown", then="calc/0417")  # in sight, where it is
+        await press(pilot, "m", then=lambda: screen.every and screen.page.max_scroll_y > 30)
+        for key, top in (("pagedown", 10), ("pageup", 0)):  # to what is above the tasks
+            await pilot.press(key)
+            assert (screen.cursor, screen.page.scroll_offset.y) == (0, top)
 
 
 async def test_a_damaged_episode_is_reported_and_the_next_one_opens(live: Path) -> None:

@@ -68,7 +68,8 @@ class CompareScreen(LinesScreen):
         super().__init__(reader)
         self.names = (before, after)
         self.found: RunComparison | None = None
-        self.cursor = 0
+        self.cursor = self.line = 0
+        """The chosen task, and its line."""
         self.every = False
 
     def on_mount(self) -> None:
@@ -92,13 +93,17 @@ class CompareScreen(LinesScreen):
         self.put_head(f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}")
         top = top_lines(self.found, width, every=self.every)
         page.show([*top, *task_lines(self.found, width, self.cursor)])
+        self.line = len(top) + 3 + self.cursor
         if self.cursor:
-            page.keep_in_sight(len(top) + 3 + self.cursor, middle=True)
+            page.keep_in_sight(self.line, middle=True)
         else:
             page.scroll_home(animate=False)
 
     def action_move(self, step: int) -> None:
-        if self.found is not None and not self.found.tasks:
+        """Chooses another task; a page is scrolled where the chosen one is out of sight, and above the first."""
+        below = self.line - round(self.page.scroll_offset.y)
+        away = not 0 <= below < self.page.size.height or (step < 0 and not self.cursor)
+        if self.found is not None and (not self.found.tasks or (abs(step) > 1 and away)):
             self.action_scroll_by(step)
         elif self.found is not None:
             self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))
@@ -275,7 +280,7 @@ q            back
             text = Text(mark, HERE, no_wrap=True, overflow="ellipsis")
             text.append(row.weights_version or "?", TITLE)
             color = GOOD if str(row.outcome) == "solved" else BAD
-            text.append(f"  {num(row.reward, '.2f')} {row.outcome}", color)
+            text.append(f"  {num(row.reward, '.2f')} {row.outcome or 'running'}", color)
             self.put(f"title{side}", text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok"))
         lines = fork_lines(self.fork, left, max(self.size.width - 4, 20), ("left", "right"))
         self.put("diff", join(lines))
