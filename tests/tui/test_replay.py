@@ -642,6 +642,9 @@ async def test_images_are_half_blocks_and_open_by_a_key(page: Path) -> None:
     async with app.run_test(notifications=True, size=(120, 70)) as pilot:
         text = await until_text(pilot, "▀▀▀▀")
         assert "image 8x8" in text and "cannot be shown" in text, text
+        # what-ifs are listed behind the last turn of the model too
+        await press(pilot, "R", then="2  what-ifs")
+        await press(pilot, "escape", then=lambda: isinstance(pilot.app.screen, ReplayScreen))
         text = await press(pilot, "I", then="1 of 3")
         assert "turn 0, user, image 1" in text
         await press(pilot, "right", "o", then="2 of 3")

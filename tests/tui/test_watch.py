@@ -197,6 +197,12 @@ async def test_runs_that_are_new_missing_or_end(tmp_path: Path) -> None:
         store.runs.add(RunRow(id="r", name="new", total_steps=10))
         store.runs.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
         store.runs.add(RunRow(id="r1", name="old-01", status="finished", started=9e9))
+        store.runs.add(RunRow(id="r4", name="bare", started=1.0))
+        for step in range(1, 7):
+            store.journal.add_alert("r4", "warn", f"rule{step}", text=f"odd {step}", step=step)
+    async with showing(app(path, "bare"), "odd 3", size=WIDE) as pilot:
+        await pilot.press("enter")  # the first of the four that are shown
+        assert screen_of(pilot, WatchScreen).browse.filter == "step:3"
     keys = ("enter", "down", "up", *"2456789", "r", "left_square_bracket", "1", "space", "space")
     async with showing(
         app(path, "new"), "no episode runs", notifications=True, size=SMALL

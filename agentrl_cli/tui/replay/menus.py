@@ -92,8 +92,8 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
                 reroll(), exclusive=True, group="form", exit_on_error=False
             ),
             f"edit turn {turn} and go on": edit,
-            "what-ifs": lambda: screen.open_screen("episodes", Browse(f"parent:{episode.id}")),
         }
+    ways["what-ifs"] = lambda: screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
     screen.choose("what if", ways)
 
 

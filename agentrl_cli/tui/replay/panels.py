@@ -184,7 +184,7 @@ def marks(view: EpisodeView, following: bool, branch: int | None, children: int)
         branch_title(view.episode, branch) if branch is not None else "",
         f"TAGS {', '.join(view.tags)}" if view.tags else "",
         f"NOTE {view.note}" if view.note else "",
-        f"{children} WHAT-IFS (R 4)" if children else "",
+        f"{children} WHAT-IFS (R)" if children else "",
     )
     return list(filter(None, found))
 

@@ -269,7 +269,8 @@ class OverviewPage(Vertical, Page):
             return
         data = self.shown.data
         episodes = [row.episode_id for row in data.live] + [row.id for _, row in data.notable]
-        alerts = data.alerts[-sum((place or 0) >= len(episodes) for _, place in self.rows) :]
+        shown = [place for _, place in self.rows if place is not None and place >= len(episodes)]
+        alerts = data.alerts[-len(shown) :]
         if self.cursor >= len(episodes) and data.alerts:
             alert = alerts[min(self.cursor - len(episodes), len(alerts) - 1)]
             parts = [f"step:{alert.get('last_step')}", ABOUT.get(str(alert["name"]), "")]
