@@ -20,6 +20,7 @@ from agentrl_cli.errors import StoreError
 from agentrl_cli.registry import names, resolve
 from agentrl_cli.reports.html import PAGE, export_html, page_object
 from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store.maintenance import delete_run
 from agentrl_cli.tui.app import (
     HARMLESS,
     LIGHT,
@@ -167,6 +168,15 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
             ("slash", *"06", "enter", "holding '06'"),
         )
         await pilot.press("slash", "backspace", "backspace", "enter")
+        screen = screen_of(pilot, RunsScreen)
+        chosen = screen.chosen.run.id
+        with Store.open(db) as store:
+            store.runs.add(RunRow("later", "later-01", status="finished", started=9e9))
+        await until_text(pilot, "later-01")
+        assert screen.chosen.run.id == chosen
+        with Store.open(db) as store:
+            delete_run(store, store.runs.get("later"))
+        await until(pilot, lambda: "later-01" not in visible(app))
         await press(pilot, "C", then="agentrl compare")
         assert "grpo-06" in await until_text(pilot, "METRICS")
 

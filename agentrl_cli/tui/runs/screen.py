@@ -121,8 +121,11 @@ class RunsScreen(AgentScreen):
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def read_store(self) -> None:
-        """Reads the runs, then the chosen one's curve."""
-        self.every, self.read = await self.reader.call(load_runs), True
+        """Reads the runs, then the chosen one's curve; the cursor stays on its run."""
+        found = await self.reader.call(load_runs)
+        here = self.chosen.run.id if self.runs else ""
+        self.every, self.read = found, True
+        self.cursor = next((n for n, f in enumerate(self.runs) if f.run.id == here), self.cursor)
         self.detail()
 
     @work(exclusive=True, group="detail", exit_on_error=False)
