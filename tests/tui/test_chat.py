@@ -30,6 +30,7 @@ from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
 from tests.helpers import session
 from tests.helpers.cli import Cli
 from tests.helpers.train import spawn_well
@@ -288,6 +289,23 @@ async def test_a_model_that_cannot_be_loaded_is_shown(tmp_path: Path) -> None:
         await until(pilot, lambda: screen_of(pilot, ChatScreen).over)
         await press(pilot, *"hi", "enter", then="process has ended: /quit goes back")
         assert not screen_of(pilot, ChatScreen).waiting
+
+
+async def test_keys_answer_while_a_chat_that_was_left_still_ends(tmp_path: Path) -> None:
+    """A child that loads a model does not hear `quit`: it is killed after seconds, and when the application ends."""
+    Store.open(tmp_path / "c.db").close()
+    client = ChatClient(["0", "--bind", "127.0.0.1"], "http.server")
+    app = AgentApp(tmp_path / "c.db", RunsScreen)
+    async with app.run_test() as pilot:
+        chat = ChatScreen(app.reader, client)
+        await app.push_screen(chat)
+        await until(pilot, lambda: client._process is not None)
+        process = client._process
+        assert process is not None
+        chat.action_back()
+        await press(pilot, "question_mark", then="agentrl runs: keys")
+        assert process.returncode is None
+    assert await asyncio.wait_for(process.wait(), 20)
 
 
 async def test_nothing_is_sent_before_the_process_has_started() -> None:

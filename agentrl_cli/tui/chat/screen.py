@@ -108,7 +108,10 @@ class ChatScreen(AgentScreen):
         self.transcript.redraw()
 
     async def on_unmount(self) -> None:
-        await self.client.stop()
+        if self in self.app.screen_stack:  # the application ends
+            await self.client.stop()
+        else:  # a model that loads or answers takes its time, in which the other screens wait for no key
+            self.app.run_worker(self.client.stop(), exit_on_error=False)
 
     @property
     def line(self) -> ChatLine:
