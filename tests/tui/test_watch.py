@@ -19,7 +19,7 @@ from agentrl_cli.trainer.metrics import step_metrics
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.watch.charts import Look, overview_charts
 from agentrl_cli.tui.watch.controls import SETTINGS, read_setting
-from agentrl_cli.tui.watch.overview import now_rows
+from agentrl_cli.tui.watch.overview import notable_rows, now_rows
 from agentrl_cli.tui.watch.page import Fold, Recent, Shown, fold_groups, load_recent
 from agentrl_cli.tui.watch.pages import worker_lines
 from agentrl_cli.tui.watch.panels import head, health_lines
@@ -283,6 +283,8 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     assert now_rows(data, 80, 4, 0)[0][0].plain == "NOW EVALUATION after step 41: 1 done, 1 run"
     long = replace(data, live=(replace(data.live[0], text="这是一段很长的中文" * 9),))
     assert [cell_len(text.plain) for text, _ in now_rows(long, 80, 4, 0)[2:]] == [80]
+    far = replace(data, notable=(("worst", replace(data.notable[0][1], task_id="t/" * 20)),))
+    assert all(" 5t" in notable_rows(far, width)[1][0].plain for width in (35, 44, 80))
     # of the step itself, not of what judges it; a group without spread has no advantage stored
     assert {row.kind for _, row in data.notable} == {"train"} and 0.0 in data.advantages
 

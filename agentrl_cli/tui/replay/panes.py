@@ -23,7 +23,7 @@ from agentrl_cli.tui.common.episode_view import (
 from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
+from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE, wrap
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import inspector, menus, panels, related
 
@@ -307,8 +307,9 @@ PANELS: Mapping[str, Callable[[EpisodeScreen, EpisodeView, int], list[Text]]] = 
     ],
     "group": lambda screen, view, width: panels.group_lines(view, width),
     "failure": lambda screen, view, width: [
-        Text(f" {flag}: {count} of {total} in step {view.episode.step}, x"[:width], FAINT)
+        Text(f" {part}", FAINT)
         for flag, count, total in screen.around.failures
+        for part in wrap(f"{flag}: {count} of {total} in step {view.episode.step}, x", width - 1)
     ],
     "turns": lambda screen, view, width: panels.turn_lines(
         view, view.block_of(screen.tokens.cursor), width, hidden=screen.tokens.hidden

@@ -59,7 +59,7 @@ def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
     row = store.episodes.row(episode_id)
     if not row.flags:
         return "", row.run_id
-    step = f" step:{row.step}" if row.step is not None else ""
+    step = f" step:{row.step} kind:{row.kind}" if row.step is not None else ""
     return f"flag:{row.flags[0]}{step}", row.run_id
 
 

@@ -105,12 +105,13 @@ def notable_rows(data: RunData, width: int) -> list[Row]:
     rows = _plain([Text(f"LAST STEP ({data.step}), worth a look", TITLE, no_wrap=True)])
     if not data.notable:
         return rows + _plain([Text("  no finished step yet", FAINT)])
-    most = min(18, max(width - 25, 6))
+    most = min(18, max(width - 28, 6))
     room = max(cell_len(keep_end(row.task_id, most)) for _, row in data.notable)
     for place, (why, row) in enumerate(data.notable, len(data.live)):
         text = f" {why:<6}{pad(keep_end(row.task_id, most), room)} #{row.sample:<2}"
         text += f" {num(row.reward, '5.2f')} {num(row.advantage):>5}"
-        rows.append((line(f"{text} {row.n_turns:>2}t {' '.join(row.flags)}", width), place))
+        text += f" {row.n_turns:>2}t {' '.join(row.flags)}"
+        rows.append((line(text.rstrip(), width), place))
     counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
     lines = [line(f" flags {counted}   x lists them", width, FAINT)] * bool(counted)
     flat, kinds = sum(bool(group.kind) for group in data.groups), count_kinds(data.groups)
