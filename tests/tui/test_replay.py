@@ -290,6 +290,13 @@ async def test_a_list_that_is_read_again_stays_on_its_episode(tmp_path: Path) ->
         assert line() == before
         await press(pilot, "g", "o", then="sort time")
         assert line() == "0 e00000"
+    browse = Browse(sort="time")
+    with Store.open(path) as store:
+        browse.load(store)
+        store.episodes.delete(["e00003", "e00004"])
+        assert browse.neighbour(store, "e00002", 1) == "e00005"
+        assert browse.neighbour(store, "e00005", -1) == "e00002"
+        assert browse.neighbour(store, "e00000", -1) is None
 
 
 def test_the_first_episode_of_a_filter_one_as_text_and_its_tokens_are_printed(

@@ -176,11 +176,12 @@ class Browse:
         return store.episodes.rows(ids[:1])[0].id if ids else None
 
     def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
-        """Return the id of the episode `step` further in the list (in the reader's thread), None at its ends."""
+        """Return the id of the next (1) or previous (−1) episode (in the reader's thread), None at the list's ends."""
         ids = self.ids if self.ids is not None else self.load(store)
         here = store.episodes.row(episode_id).rowid
         at = ids.index(here) + step if here in ids else 0
-        rows = store.episodes.rows([ids[at]]) if 0 <= at < len(ids) else []
+        ahead = ids[at:] if step > 0 else ids[at::-1] if at >= 0 else []
+        rows = store.episodes.rows(ahead[:PAGE])  # some may have been deleted since
         return rows[0].id if rows else None
 
     def next_sort(self) -> None:
