@@ -142,6 +142,12 @@ def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> N
         assert layout.token_at(layout.line_of(token), layout.cell_of(token)) == token
 
 
+def test_a_mark_without_width_at_the_end_of_a_turn_has_a_line() -> None:
+    view = view_of("ab", 20).view
+    layout = Layout(replace(view, texts=["a\n", "\u0301"]), 20)
+    assert [layout.line_of(token) for token in (0, 1)] == [1, 3]
+
+
 def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
     blocks = episode_view.blocks_of([Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)], 8)
     assert [(b.role, b.start, b.end) for b in blocks] == [

@@ -174,8 +174,7 @@ class Layout:
                 used += cells
                 if ends:
                     line()
-        if used:
-            line()
+        line()
         return spans
 
     def token_at(self, line: int, cell: int) -> int | None:
