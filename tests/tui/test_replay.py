@@ -383,6 +383,16 @@ async def test_marks_are_kept_and_following_goes_on_to_the_newest_episode_until_
         assert screen.episode_id == "newer"
 
 
+def test_the_same_task_at_another_step_is_that_of_the_same_pack(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "packs.db") as store:
+        for step, pack in ((1, "a"), (2, "b"), (3, "a")):
+            store.episodes.finish(
+                demo.episode(demo.Words(), 1, solved=True, step=step).with_(pack=pack, run_id=None)
+            )
+        assert related.at_step(store, "ep0001001", 1) == "ep0003001"
+        assert related.at_step(store, "ep0002001", 1) is None
+
+
 def test_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
         assert related.same_failure(store, EP) == [("BADARG", 5, 8)]

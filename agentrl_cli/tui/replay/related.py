@@ -22,11 +22,15 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
     if row.step is None:
         return None
     sign, sort = (">", "step") if step > 0 else ("<", "-step")
-    text = f"task:{quote(row.task_id)} kind:{quote(row.kind)} step:{sign}{row.step}"
+    text = f"{_of_task(row)} kind:{quote(row.kind)} step:{sign}{row.step}"
     rows = store.episodes.used(text, sort, row.run_id, limit=64)
-    nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
-    found = [other for other in nearest if other.sample == row.sample] or nearest
-    return found[0].id if found else None
+    nearest = [other for other in rows if other.step == rows[0].step]
+    return min(nearest, key=lambda other: other.sample != row.sample).id if nearest else None
+
+
+def _of_task(row: EpisodeRow) -> str:
+    pack = f" pack:{quote(row.pack)}" if row.pack else ""
+    return f"task:{quote(row.task_id)}{pack}"
 
 
 def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
@@ -35,8 +39,7 @@ def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
     A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
     """
     row = store.episodes.row(episode_id)
-    pack = f" pack:{quote(row.pack)}" if row.pack else ""
-    text = f"task:{quote(row.task_id)}{pack} -outcome:none -kind:chat -kind:whatif"
+    text = f"{_of_task(row)} -outcome:none -kind:chat -kind:whatif"
     found: dict[tuple[str | None, str, str], EpisodeRow] = {}
     for other in store.episodes.rows(store.episodes.ids(text, "time", limit=MOST)):
         key = (other.run_id, other.kind, other.weights_version)
@@ -95,12 +98,12 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
     """Return (kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
     row = store.episodes.row(episode_id)
     for kind in ("eval", "train"):
-        text = f"task:{quote(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
+        text = f"{_of_task(row)} kind:{kind} -outcome:none -reward:none -step:none"
         rows = store.episodes.used(text, "step", row.run_id, limit=MOST)
         rewards = group_pairs(
             (other.step, other.reward)
             for other in rows
-            if other.step is not None and other.reward is not None and other.pack == row.pack
+            if other.step is not None and other.reward is not None
         )
         if len(rewards) > 1:
             return kind, [
