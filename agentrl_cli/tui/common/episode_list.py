@@ -247,13 +247,12 @@ class EpisodeList(Vertical):
         yield Static(id="columns")
         yield self.table
 
-    def on_resize(self) -> None:
-        self.show_columns()
-
     on_worker_state_changed = report_failure
 
     def show_columns(self) -> None:
         self.query_one("#columns", Static).update(head_text(self.size.width))
+
+    on_resize = show_columns
 
     @work(exclusive=True, group="ids", exit_on_error=False)
     async def read_again(self) -> None:

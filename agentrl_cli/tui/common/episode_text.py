@@ -53,10 +53,12 @@ def _head(store: Store, row: EpisodeRow, run: RunRow | None, episode: Episode) -
         "weights": row.weights_version,
         "sandbox": row.level,
         "error": row.error,
+        "tags": " ".join(row.tags),
+        "note": row.note,
+        "parent": row.parent_id,
+        "branches": "" if episode.linear else ", ".join(map(spans, episode.branches)),
+        "task": store.episodes.group_reason(row.group_id, row.run_id),
     }
-    facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
-    facts |= {"branches": "" if episode.linear else ", ".join(map(spans, episode.branches))}
-    facts |= {"task": store.episodes.group_reason(row.group_id, row.run_id)}
     yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 

@@ -161,8 +161,7 @@ def _classify_by_size(values: Float32, *edges: float) -> Classes:
 
 def _scale(*labels: str) -> tuple[Level, ...]:
     """Return five classes of growing strength after the first."""
-    glyphs, colors = ".-=#!"[1:], SEQ[1:]
-    rest = zip(glyphs, colors, labels[2:], strict=True)
+    rest = zip("-=#!", SEQ[1:], labels[2:], strict=True)
     return Level(".", "", labels[0]), Level("_", SEQ[0], labels[1]), *(Level(*one) for one in rest)
 
 

@@ -73,8 +73,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         """Whether the last line is in sight."""
         return self.scroll_offset.y >= self.max_scroll_y - 1
 
-    def on_resize(self) -> None:
-        self.measure()
+    on_resize = measure
 
     def render_line(self, y: int) -> Strip:
         index = y + round(self.scroll_offset.y)

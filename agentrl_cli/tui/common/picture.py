@@ -10,6 +10,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -32,13 +33,8 @@ def picture_rows(data: bytes, width: int, height: int) -> tuple[tuple[Segment, .
             image = opened.convert("RGB").resize(size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return ((Segment(f"  the image cannot be shown: {error}"),),)
-    pixels = image.tobytes()
-
-    def at(x: int, y: int) -> tuple[int, int, int]:
-        start = 3 * (y * size[0] + x)
-        return pixels[start], pixels[start + 1], pixels[start + 2]
-
-    pairs = [[(at(x, y), at(x, y + 1)) for x in range(size[0])] for y in range(0, size[1], 2)]
+    rows = [[tuple(pixel) for pixel in row] for row in np.asarray(image).tolist()]
+    pairs = [list(zip(*two, strict=True)) for two in zip(rows[::2], rows[1::2], strict=True)]
     if "NO_COLOR" in os.environ:
         shades = " ░▒▓█"
         return tuple(

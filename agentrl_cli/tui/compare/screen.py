@@ -68,8 +68,7 @@ class CompareScreen(LinesScreen):
         super().__init__(reader)
         self.names = (before, after)
         self.found: RunComparison | None = None
-        self.cursor = self.line = 0
-        """The chosen task, and its line."""
+        self.cursor = self.line = 0  # the chosen task, and its line
         self.every = False
 
     def on_mount(self) -> None:
@@ -100,10 +99,10 @@ class CompareScreen(LinesScreen):
             page.scroll_home(animate=False)
 
     def action_move(self, step: int) -> None:
-        """Chooses another task; a page is scrolled where the chosen one is out of sight, and above the first."""
+        # a page scrolls where the choice is out of sight, and above the first task
         below = self.line - round(self.page.scroll_offset.y)
-        away = not 0 <= below < self.page.size.height or (step < 0 and not self.cursor)
-        if self.found is not None and (not self.found.tasks or (abs(step) > 1 and away)):
+        hidden = below not in range(self.page.size.height) or (step < 0 and not self.cursor)
+        if self.found is not None and (not self.found.tasks or (abs(step) > 1 and hidden)):
             self.action_scroll_by(step)
         elif self.found is not None:
             self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))

@@ -61,16 +61,10 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     return lines
 
 
-def origin_name(view: EpisodeView, token: int) -> str:
-    """Return the name of a token's origin."""
-    origin = int(view.tokens.origin[token])
-    return Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin)
-
-
 def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     """Return every stored number of one token as (name, value); missing ones are left out."""
     tokens, signals = view.tokens, view.signals
-    out = [("origin", origin_name(view, token))]
+    out = [("origin", Origin(int(tokens.origin[token])).name.lower())]
     for name, logps in (("logp sampled", tokens.logp_sampled), ("logp policy", tokens.logp_policy)):
         if np.isfinite(logp := float(logps[token])):
             out.append((name, f"{num(logp, '+.3f')} p {num(math.exp(logp), '.3f').lstrip('0')}"))
@@ -145,8 +139,10 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
         return [Text("TOKEN", TITLE), Text(" no tokens stored", FAINT)]
     block = view.blocks[view.block_of(token)] if view.blocks else None
     place = f"{token - block.start + 1}/{len(block)}" if block else f"{token + 1}/{n}"
-    lines = [Text(f"TOKEN {place}  id {int(view.tokens.ids[token])}"[:width], TITLE, no_wrap=True)]
-    lines.append(Text(f' "{visible(view.texts[token])}"'[:width], HERE, no_wrap=True))
+    lines = [
+        Text(f"TOKEN {place}  id {int(view.tokens.ids[token])}"[:width], TITLE, no_wrap=True),
+        Text(f' "{visible(view.texts[token])}"'[:width], HERE, no_wrap=True),
+    ]
     for name, value in token_numbers(view, token):
         style = BAD if "CLIPPED" in value else ""
         lines.append(Text(f" {name:<12} {value}"[:width], style, no_wrap=True))

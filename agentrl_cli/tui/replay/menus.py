@@ -130,8 +130,9 @@ def ask_export(
         screen.notify(f"wrote {path}", markup=False)
 
     def export(wanted: list[str], ending: str) -> None:
-        work = write(wanted, ending)
-        screen.run_worker(work, exclusive=True, group="export", exit_on_error=False)
+        screen.run_worker(
+            write(wanted, ending), exclusive=True, group="export", exit_on_error=False
+        )
 
     ways: dict[str, Callable[[], object]] = {
         "JSON lines": partial(export, [episode], ".jsonl"),

@@ -147,8 +147,7 @@ def step_lines(
         del cells[0]
     line = Text(" ", no_wrap=True)
     for (step, _, _), cell in zip(steps[-len(cells) :], cells, strict=True):
-        line.append(f" {cell}", HERE if step == here else FAINT)
-        line.append(" ")
+        line.append(f" {cell} ", HERE if step == here else FAINT)
     more = "" if len(cells) == len(steps) else f", the last {len(cells)} of {len(steps)}"
     return [
         Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True),

@@ -13,6 +13,7 @@ from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.reader import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
 from agentrl_cli.tui.replay import inspector, panels
+from agentrl_cli.types import Origin
 
 
 def replay_lines(
@@ -83,7 +84,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
             "turn": view.block_of(token),
             "id": int(tokens.ids[token]),
             "text": text,
-            "origin": inspector.origin_name(view, token),
+            "origin": Origin(int(tokens.origin[token])).name.lower(),
             **{name: float(array[token]) for name, array in arrays.items() if array is not None},
             "top": [[text, p] for text, p, _ in inspector.top_alternatives(view, token)],
         }

@@ -81,9 +81,8 @@ def now_rows(data: RunData, width: int, limit: int, cursor: int) -> list[Row]:
         text = f"{row.sample:>3} {pad(name, task)} {row.turn:>{4 if wide else 2}} {phase:<{kind}}"
         text += f" {span(seconds):>7}"
         room = width - cell_len(text) - 2
-        if wide:
-            text += f"  {keep_end(' '.join(row.text.split())[-room:], room)}"
-        rows.append((Text(text, no_wrap=True), index))
+        tail = keep_end(" ".join(row.text.split())[-room:], room) if wide else ""
+        rows.append((Text(f"{text}  {tail}".rstrip(), no_wrap=True), index))
     more = [Text(f"    … {len(data.live)} run", FAINT)] if len(data.live) > limit else []
     return rows + _plain(more)
 
@@ -109,9 +108,8 @@ def notable_rows(data: RunData, width: int) -> list[Row]:
     room = max(cell_len(keep_end(row.task_id, most)) for _, row in data.notable)
     for place, (why, row) in enumerate(data.notable, len(data.live)):
         text = f" {why:<6}{pad(keep_end(row.task_id, most), room)} #{row.sample:<2}"
-        text += f" {num(row.reward, '5.2f')} {num(row.advantage):>5}"
-        text += f" {row.n_turns:>2}t {' '.join(row.flags)}"
-        rows.append((line(text.rstrip(), width), place))
+        text += f" {num(row.reward, '5.2f')} {num(row.advantage):>5} {row.n_turns:>2}t"
+        rows.append((line(f"{text} {' '.join(row.flags)}".rstrip(), width), place))
     counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
     lines = [line(f" flags {counted}   x lists them", width, FAINT)] * bool(counted)
     flat, kinds = sum(bool(group.kind) for group in data.groups), count_kinds(data.groups)
