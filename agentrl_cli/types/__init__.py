@@ -1,10 +1,9 @@
 """The nouns that everything passes around: small frozen dataclasses and enums.
 
-Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an
-append-only list of token ids; sampled ids are stored with their log-probabilities and never decoded and
-encoded again. Every token carries its origin, and the loss mask follows from the origin. Where an agent changed its
-history, the turns branch; what that means for tokens and masks is in branches.py.
-Nothing in this module imports torch; arrays are numpy.
+Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an append-only
+list of token ids; sampled ids are stored with their log-probabilities and never decoded and encoded again. Every
+token carries its origin, and the loss mask follows from the origin. Where an agent changed its history, the turns
+branch; what that means for tokens and masks is in branches.py. Nothing here imports torch; arrays are numpy.
 """
 
 from __future__ import annotations
