@@ -104,13 +104,12 @@ def open_past(given: argparse.Namespace) -> Past:
             hint="`agentrl replay` follows it; try again when it has ended.",
         )
     # The run's settings, as far as this version still has them; how code is isolated is this machine's.
-    kept_here = {
-        name: getattr(config.sandbox, name) for name in ("backend", "min_level", "workers")
-    }
+    own = settings.get("sandbox") or {}
+    repeated = {name: own[name] for name in ("limits", "imports", "seed") if name in own}
+    restored = {**settings, "sandbox": {**config.sandbox.model_dump(), **repeated}}
     for section in ("rollout", "model", "rewards", "sandbox"):
-        found = settings.get(section)
+        found = restored.get(section)
         if isinstance(found, Mapping):
-            found = {**found, **kept_here} if section == "sandbox" else found
             kind = type(getattr(config, section))
             made = dict if kind is dict else kind.model_validate
             with contextlib.suppress(ValidationError):
