@@ -279,8 +279,9 @@ def _parameters(
         raise NotOffered("has a body that is not application/json")
     body = (content[kinds[0]].get("schema") or {}) if kinds else {}
     fields = body.get("properties") or {}
-    parts = [part for word in ("allOf", "anyOf", "oneOf") for part in body.get(word) or ()]
-    hidden = any(part.get("properties") for part in parts)  # fields beside those named here
+    combined = ("allOf", "anyOf", "oneOf")  # parts with fields, or with parts of their own
+    parts = [part for word in combined for part in body.get(word) or () if part is not True]
+    hidden = any({"properties", *combined} & set(part) for part in parts)
     if body and (not fields or hidden or set(fields) & set(properties)):
         key = _free_name("body", "request", properties)
         properties[key], places[key] = body, Place("whole", key)

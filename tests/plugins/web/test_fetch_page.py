@@ -254,10 +254,15 @@ def test_a_body_that_is_not_json_is_named_and_the_token_is_no_parameter(tmp_path
         openapi_tools("here", {"file": "api.json", "operations": ["form"]}, tmp_path)
 
 
-def test_a_body_of_several_schemas_is_an_argument_with_all_their_fields(tmp_path: Path) -> None:
-    base = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+@pytest.mark.parametrize("inner", ["properties", "allOf"])
+def test_a_body_of_several_schemas_is_an_argument_with_all_their_fields(
+    tmp_path: Path, inner: str
+) -> None:
+    named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    base = named if inner == "properties" else {"allOf": [named, True]}
     more = {
         "allOf": [{"$ref": "#/components/schemas/Base"}],
+        "anyOf": [True],
         "properties": {"tag": {"type": "string"}},
     }
     body = {"content": {"application/json": {"schema": more}}, "required": True}
