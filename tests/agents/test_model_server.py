@@ -201,6 +201,17 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     assert engine._running == 0
 
 
+def test_an_observe_of_three_arguments_is_called_with_those_where_tools_are_free() -> None:
+    seen: list[str] = []
+
+    class Observer(ScriptedPolicy):
+        def observe(self, key: str, messages: Any, tools: Any = ()) -> None:
+            seen.append(key)
+
+    model = ServedModel("m", None, "m", SharedEngine(Observer([], ByteTokenizer())))
+    assert not model.observe("k", [], []) and seen == ["m/k"]
+
+
 async def test_an_adapter_that_changes_meanwhile_leaves_no_other_behind_and_no_turn_on_it() -> None:
     on: set[str] = set()
     used: list[str | None] = []

@@ -64,15 +64,11 @@ class ServedModel:
             )
 
     def observe(
-        self,
-        key: str,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema] = (),
-        choice: Any = "auto",
+        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *choice: Any
     ) -> bool:
         """Take the conversation so far, for a server that renders the messages itself."""
         policy, name = self.engine.policy, f"{self.name}/{key}"
-        return isinstance(policy, MessagePolicy) and policy.observe(name, messages, tools, choice)
+        return isinstance(policy, MessagePolicy) and policy.observe(name, messages, tools, *choice)
 
     async def release(self, key: str) -> None:
         """Forget an episode."""
