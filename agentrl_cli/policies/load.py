@@ -158,9 +158,8 @@ def make_policy(
     verdict.require_engine()
     length = context_length(model)
     memory = parse_memory(config.rollout.memory)
-    if switch := switch_length(
-        model
-    ):  # longer contexts, also of a chat, only if they are asked for
+    # longer contexts, also of a chat, only if they are asked for
+    if switch := switch_length(model):
         length = min(length, max(switch, config.rollout.max_tokens))
     if trainable:
         length = min(length, config.rollout.max_tokens)
