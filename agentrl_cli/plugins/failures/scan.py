@@ -28,8 +28,8 @@ from agentrl_cli.types import Episode
 
 Scanner = Callable[[Episode], Any]
 JUDGE = "Answer with the one word yes or no. {question}\n\nThe episode:\n{text}"
-VERDICT = re.compile(r"\W*(yes|no)(?! *[\w/])", re.IGNORECASE)
-"""One of the words at the start, alone or before a mark: "Not sure" and "No idea" decide nothing."""
+VERDICT = re.compile(r"\W*(yes(?!\w| *(?:/|and|or))|no(?! *[\w/]))", re.IGNORECASE)
+"""One of the words at the start, and no before a mark alone: "Yes/no", "Not sure" and "No idea" decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)

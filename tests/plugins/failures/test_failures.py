@@ -224,6 +224,7 @@ async def test_a_judge_that_decides_nothing_gives_no_verdict(tmp_path: Path) -> 
         "e4": "No idea",
         "e5": "Yes/no",
         "e6": "Nope",
+        "e7": "yes it loops",
     }
     answers = iter(said.values())
 
@@ -238,5 +239,5 @@ async def test_a_judge_that_decides_nothing_gives_no_verdict(tmp_path: Path) -> 
             )
             assert [row.id for row in rows] == list(said)
             flagged, failed = await scan(store, rows, *load_scanner("j.yaml", tmp_path))
-    assert flagged == ["e2"] and [id for id, _ in failed] == ["e3", "e4", "e5", "e6"]
+    assert flagged == ["e2", "e7"] and [id for id, _ in failed] == ["e3", "e4", "e5", "e6"]
     assert all("neither yes nor no" in error for _, error in failed)
