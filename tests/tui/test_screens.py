@@ -38,7 +38,7 @@ from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import token_texts
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.compare.screen import CompareScreen, VersusScreen
+from agentrl_cli.tui.compare.screen import CompareScreen, VersusScreen, top_lines
 from agentrl_cli.tui.replay.inspector import token_numbers
 from agentrl_cli.tui.replay.panels import turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
@@ -392,6 +392,15 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(live:
         await until(pilot, lambda: screen.found is not None)
         found = screen.found
         assert found is not None and len(found.tasks) == 1
+        named = replace(
+            found, before=replace(found.before, name="商店"), settings=[("a", "商", "b")]
+        )
+        heads, row, *_ = (
+            x.plain
+            for x in top_lines(named, 80, every=True)
+            if "商" in x.plain and "REWARD" not in x.plain
+        )
+        assert cell_len(heads) == 74 and cell_len(row) == 74
         screen.found = replace(found, tasks=found.tasks * 30)
         for key, place in (("down", 1), ("pagedown", 11), ("up", 10), ("pageup", 0)):
             await pilot.press(key)

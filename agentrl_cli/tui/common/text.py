@@ -43,6 +43,11 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
+def pad_left(text: str, width: int) -> str:
+    """Return the text with spaces before it up to `width` cells; a longer one as it is."""
+    return " " * (width - cell_len(text)) + text
+
+
 def line(text: str, width: int, style: str = "") -> Text:
     """Return a line of at most `width` cells, which is never broken."""
     return Text(clip(text, width), style, no_wrap=True)

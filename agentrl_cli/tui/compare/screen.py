@@ -34,6 +34,7 @@ from agentrl_cli.tui.common.text import (
     keep_end,
     num,
     pad,
+    pad_left,
 )
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.panels import fork_lines
@@ -142,9 +143,11 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
     )
     for title, rows, few, cell in tables:
         shown = rows if every else rows[:few]
-        lines += [Text(f"{title:<34}{one:>20}{two:>20}", TITLE)] * bool(rows)
-        cells = ((keep_end(name, 32), cell(a), cell(b)) for name, a, b in shown)
-        lines += [Text(clip(f" {pad(name, 33)}{a:>20}{b:>20}", width)) for name, a, b in cells]
+        heads = pad_left(one, 20) + pad_left(two, 20)
+        lines += [Text(f"{title:<34}{heads}", TITLE)] * bool(rows)
+        for name, a, b in shown:
+            values = pad_left(cell(a), 20) + pad_left(cell(b), 20)
+            lines.append(Text(clip(f" {pad(keep_end(name, 32), 33)}{values}", width)))
     return lines
 
 
