@@ -71,7 +71,7 @@ class Continued(LoopAttempt):
         super().__init__(context, past.pack, job)
         self.chain, self.at, self.places = chain_to(past.episode, turn)
         self.past, self.edit = past, edit
-        said = [item for item in self.chain.turns[: self.at] if item.role == "assistant"]
+        said = [turn for turn in self.chain.turns[: self.at] if turn.stop_reason is not None]
         self.max_turns = max(self.max_turns, len(said) + 1 + (edit is not None))
         self.prompt = said[0].start if said else self.chain.turns[self.at - 1].end
 

@@ -24,6 +24,7 @@ from agentrl_cli.learning.turn_advantages import token_paths
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
 from agentrl_cli.rewards.adapt import adapt_reward
+from agentrl_cli.rewards.context import answer_turns
 from agentrl_cli.rollout.greedy import KIND, SUFFIX
 from agentrl_cli.rollout.greedy import rewards as rewards_of
 from agentrl_cli.store import Store
@@ -113,11 +114,7 @@ async def rescore_parts(
     if task is None:
         raise NotFound(f"The store has no task {episode.task_id!r}, which a reward function needs.")
     main = episode.chain(episode.main)
-    said = [
-        str(t.messages[0].get("content") or "")
-        for t in main.turns
-        if t.role == "assistant" and t.messages
-    ]
+    said = [str(t.messages[0].get("content") or "") for t in answer_turns(main.turns) if t.messages]
     calls = [call for turn in episode.turns for call in turn.calls if call.arguments]
     answers = [
         call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrl_cli.errors import EnvError
 from agentrl_cli.rewards import RewardContext, Scored
+from agentrl_cli.rewards.context import answer_turns
 from agentrl_cli.types import Episode
 
 
@@ -23,8 +24,8 @@ def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
     wanted = ctx.task.data.get("ground_truth")
     if not isinstance(wanted, list):
         raise EnvError(f"The row {ctx.task.id} has no list `ground_truth` of calls.")
-    first = next((turn for turn in episode.turns if turn.role == "assistant"), None)
-    made = [(call.name, call.arguments) for call in first.calls] if first is not None else []
+    answers = answer_turns(episode.turns)
+    made = [(call.name, call.arguments) for call in answers[0].calls] if answers else []
     fits = [
         [n for n, one in enumerate(wanted) if args is not None and _fits(name, args, one)]
         for name, args in made

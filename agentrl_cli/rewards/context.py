@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.types import Episode, Message, Task
+from agentrl_cli.types import Episode, Message, Task, Turn
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ class RewardContext:
     def response(self, episode: Episode) -> str:
         """Everything after the prompt as one text, tool results included; of an episode that branches its main one."""
         episode = episode.chain(episode.main)
-        first = next(
-            (turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens)
-        )
+        made = answer_turns(episode.turns)
+        first = made[0].start if made else len(episode.tokens)
         if self.decode is not None:
             return self.decode(episode.tokens.ids[first:].tolist())
         answers = [turn for turn in episode.turns if turn.start >= first]
@@ -98,12 +97,20 @@ class Gate:
         return self._gates.setdefault(loop, asyncio.Semaphore(self._count))
 
 
+def answer_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the assistant's turns that were made in an episode, without those that its prompt has as history.
+
+    Only they say why they stopped. Where none does, as in an import, all of the assistant's are.
+    """
+    said = [turn for turn in turns if turn.role == "assistant"]
+    return [turn for turn in said if turn.stop_reason is not None] or said
+
+
 def split_messages(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
-    """(prompt, completion) as messages: the completion begins with the first assistant turn of the main branch."""
+    """(prompt, completion) as messages: the completion begins with the first answer of the main branch."""
     episode = episode.chain(episode.main)
-    first = next(
-        (n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns)
-    )
+    made = answer_turns(episode.turns)
+    first = episode.turns.index(made[0]) if made else len(episode.turns)
     prompt = [message for turn in episode.turns[:first] for message in turn.messages]
     return prompt or list(ctx.task.prompt), [
         message for turn in episode.turns[first:] for message in turn.messages

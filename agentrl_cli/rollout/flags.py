@@ -24,6 +24,7 @@ from functools import partial
 
 import numpy as np
 
+from agentrl_cli.rewards.context import answer_turns
 from agentrl_cli.types import (
     Episode,
     Fact,
@@ -126,7 +127,7 @@ def _failed_calls(flag: str, errors: set[str], said: str, episode: Episode) -> I
 
 
 def _no_tool(episode: Episode) -> Iterator[Flag]:
-    replies = [turn for turn in episode.turns if turn.role == "assistant"]
+    replies = answer_turns(episode.turns)
     if replies and not episode.tool_calls:
         yield Flag("NOTOOL", "it answered without calling a tool", replies[-1].index)
 

@@ -48,8 +48,8 @@ class Transcript:
 
     @property
     def answers(self) -> int:
-        """Assistant turns so far."""
-        return sum(turn.role == "assistant" for turn in self.turns)
+        """Turns that the model, or a person in its place, has made: not those of the prompt's history."""
+        return sum(turn.stop_reason is not None for turn in self.turns)
 
     @property
     def earned(self) -> float | None:

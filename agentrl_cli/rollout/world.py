@@ -10,6 +10,7 @@ from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, tool_env
 from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, finite
+from agentrl_cli.rewards.context import answer_turns
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
@@ -69,7 +70,7 @@ def reward_context(
 ) -> RewardContext:
     """Return what reward functions see besides the episode; the final text is that of its main branch."""
     turns = episode.turns if episode.linear else episode.chain(episode.main).turns
-    said = [turn for turn in turns if turn.role == "assistant"]
+    said = answer_turns(turns)
     final = (said[-1].messages[0].get("content") or "") if said and said[-1].messages else ""
     world = getattr(env, "context", None)
     world = world if isinstance(world, ToolContext) else None  # a user's Env may have any attribute

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from agentrl_cli.rewards.context import answer_turns
 from agentrl_cli.types import Episode, Fact, Outcome, StopReason
 
 
@@ -82,7 +83,7 @@ def _graded_means(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -
         "completions/clipped_ratio": _mean([float(_cut(e)) for e in good]),
         "tools/call_frequency": _mean([float(e.tool_calls > 0) for e in good]),
         "tools/failure_frequency": sum(e.tool_errors for e in good) / calls if calls else 0.0,
-        "turns/mean": _mean([float(sum(t.role == "assistant" for t in e.turns)) for e in good]),
+        "turns/mean": _mean([float(len(answer_turns(e.turns))) for e in good]),
     }
 
 

@@ -15,6 +15,9 @@ from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.dispositions import decide
+from agentrl_cli.rewards import RewardContext
+from agentrl_cli.rewards.calls import same_calls
+from agentrl_cli.rewards.context import split_messages
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import RunRow, Store
@@ -555,6 +558,24 @@ async def test_a_training_episode_ends_at_its_first_structural_drift(
     assert ("structural drift: the template writes" in episode.error) is skip
     given: dict[str, Any] = {"train_drifted": not skip, "drop_zero_variance": False}
     assert decide([[episode]], drift=rollout.drift, **given) == {episode.id: fact}
+
+
+async def test_answers_in_the_prompts_history_are_not_the_models() -> None:
+    """They used up its turns, and one of them was graded where the model had none left."""
+    seen: dict[str, Any] = {}
+
+    def grade(episode: Episode, ctx: RewardContext) -> Any:
+        seen["text"], seen["response"] = ctx.final_text, ctx.response(episode)
+        seen["parts"] = [[m["role"] for m in part] for part in split_messages(episode, ctx)]
+        return same_calls(episode, ctx).value + exact(episode, ctx).value
+
+    example = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 3?")]
+    prompt = [{"role": role, "content": text} for role, text in example]
+    pack = pack_of(reward=grade, prompt=prompt, ground_truth=[])
+    done = await attempt(pack, ["5"], max_turns=1)
+    assert (done.outcome, done.reward) == (Outcome.SOLVED, 2.0)
+    assert seen["text"] == "5" and "2 + 3" not in seen["response"]
+    assert seen["parts"] == [["system", "user", "assistant", "user"], ["assistant"]]
 
 
 # --- how turns are sampled -------------------------------------------------------------------------------------------
