@@ -72,11 +72,10 @@ class Images:
         spelt = [
             "".join(words + mark * bool(count) for words, count in layout) for layout in pieces
         ]
-        ids, offsets = (
-            tokenizer.encode_offsets(text, plain)
-            if all(new == written for new in spelt)
-            else _encode_replaced(text, plain, places, spelt, tokenizer)
-        )
+        if all(new == written for new in spelt):
+            ids, offsets = tokenizer.encode_offsets(text, plain)
+        else:
+            ids, offsets = _encode_replaced(text, plain, places, spelt, tokenizer)
         counts = iter([count for layout in pieces for _, count in layout if count])
         times = [next(counts, 1) if token == self.token else 1 for token in ids]
         return (

@@ -120,7 +120,7 @@ def open_past(given: argparse.Namespace) -> Past:
     if ran.get("agent") is not None:  # of the run, over the pack's own
         pack = replace(pack, agent=read_agent(ran["agent"], base, "task.agent"))
     if task is None:
-        rows = (item for split in sorted(pack.splits()) for item in pack.tasks(split))
+        rows = (item for split in _splits(pack) for item in pack.tasks(split))
         task = next((item for item in rows if item.id == row.task_id), None)
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
@@ -289,9 +289,7 @@ def _task(given: argparse.Namespace, pack: Pack) -> Task:
         return Task(f"{pack.name}/chat", pack.name, "", "chat", prompt if pack.system else ())
     if pack is NO_PACK:
         raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
-    return Choices([task for split in sorted(pack.splits()) for task in pack.tasks(split)]).find(
-        given.task
-    )
+    return Choices([task for split in _splits(pack) for task in pack.tasks(split)]).find(given.task)
 
 
 def _with_system(task: Task, system: str | None) -> Task:
@@ -307,9 +305,13 @@ def _rows(pack: Pack) -> list[Task]:
     if pack is NO_PACK:
         return []
     try:
-        return [task for split in sorted(pack.splits()) for task in pack.read(split)[0]]
+        return [task for split in _splits(pack) for task in pack.read(split)[0]]
     except AgentRLError:
         return []
+
+
+def _splits(pack: Pack) -> list[str]:
+    return sorted(pack.splits())
 
 
 async def _sandbox(settings: SandboxConfig, pack: Pack) -> tuple[Sandbox | None, str]:

@@ -82,5 +82,6 @@ def place_in(name: str) -> tuple[int, int] | None:
     """Return (turn, token) of a link `agentrl:EPISODE@t2.31`; None without a place."""
     _, _, spot = name.partition("@t")
     turn, _, token = spot.partition(".")
-    place = int(token) if token.isdecimal() else 0
-    return (int(turn), place) if turn.isdecimal() else None
+    if not turn.isdecimal():
+        return None
+    return int(turn), int(token) if token.isdecimal() else 0

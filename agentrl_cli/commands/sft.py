@@ -173,11 +173,10 @@ def command(
         if out.exists() and any(out.iterdir()) and not (force or data.resume):
             raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
         announce_loading(context.config.model.name if context else f"the recipe {data.recipe}")
-        loss = (
-            _use_recipe(data.recipe or "", given, out, data.resume)
-            if context is None
-            else _fine_tune(context, given, out, data)
-        )
+        if context is None:
+            loss = _use_recipe(data.recipe or "", given, out, data.resume)
+        else:
+            loss = _fine_tune(context, given, out, data)
         if as_json:
             echo_json({"folder": str(out), "loss": loss})
     further = f"agentrl train --model {shlex.quote(str(out))}"

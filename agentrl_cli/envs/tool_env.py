@@ -395,4 +395,6 @@ def fault_of(error: Exception) -> tuple[Outcome, str]:
 
 def as_env_error(error: BaseException) -> AgentRLError:
     """Return an exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
-    return error if isinstance(error, AgentRLError) else EnvError(describe_error(error))
+    if isinstance(error, AgentRLError):
+        return error
+    return EnvError(describe_error(error))

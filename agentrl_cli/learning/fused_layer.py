@@ -160,7 +160,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
 
 def _weigh(cos: Tensor, sin: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
     """cos and sin that also multiply with a norm's weight."""
-    return (cos, sin) if norm is None else (cos * norm, sin * norm.roll(norm.shape[-1] // 2))
+    if norm is None:
+        return cos, sin
+    return cos * norm, sin * norm.roll(norm.shape[-1] // 2)
 
 
 class Before(torch.autograd.Function):

@@ -73,11 +73,11 @@ def _entry_points(kind: str) -> dict[str, str]:
 
 def _load(kind: str, target: str, base: Path | None) -> Any:
     where, _, attribute = target.partition(":")
-    value: Any = (
-        load_file((base or Path.cwd()) / Path(where).expanduser())
-        if where.endswith(".py")
-        else _import(kind, where)
-    )
+    if where.endswith(".py"):
+        module = load_file((base or Path.cwd()) / Path(where).expanduser())
+    else:
+        module = _import(kind, where)
+    value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
             known = (

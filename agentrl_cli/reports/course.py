@@ -217,8 +217,9 @@ def leak(e: Evidence) -> Hit | None:
     rows = {task.id: text(task) for task in e.rows}
     others, trained = [task for task in e.tasks.values() if task.id not in rows], set(rows.values())
     shared = [task for task in others if text(task) in trained]
-    words = {"of": len(others), "split": next((task.split for task in shared), "")}
-    return Hit(len(shared), 0.0, words=words) if shared else None
+    if not shared:
+        return None
+    return Hit(len(shared), 0.0, words={"of": len(others), "split": shared[0].split})
 
 
 def few_rows(e: Evidence) -> Hit | None:

@@ -66,12 +66,12 @@ class RewardModel:
         messages = [
             {**message, "content": content_text(message.get("content"))} for message in messages
         ]
-        plain = (f"{message['role']}: {message.get('content') or ''}" for message in messages)
-        text = (
-            tokenizer.apply_chat_template(messages, tokenize=False)
-            if tokenizer.chat_template
-            else "\n".join(plain)
-        )
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+        else:
+            text = "\n".join(
+                f"{message['role']}: {message.get('content') or ''}" for message in messages
+            )
         # A chat template writes the special tokens itself: a second BOS would change the score.
         ids = tokenizer(
             text, return_tensors="pt", add_special_tokens=not tokenizer.chat_template

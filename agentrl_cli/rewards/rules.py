@@ -159,7 +159,8 @@ def _fences(text: str, *languages: str) -> list[str]:
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:
     """Return the last reward that the simulated user gave, 0 if absent."""
-    return float((ctx.state.get("feedback") or [0.0])[-1])
+    feedback = ctx.state.get("feedback") or [0.0]
+    return float(feedback[-1])
 
 
 def _find_expected(ctx: RewardContext, *names: str) -> Any:

@@ -106,7 +106,9 @@ class Attempt:
                     (),
                 )
             return (*fault_of(error), ())
-        return self._judgement(rewards) if problem is None else (*fault_of(problem), ())
+        if problem is not None:
+            return (*fault_of(problem), ())
+        return self._judgement(rewards)
 
     def _judgement(
         self, rewards: tuple[RewardPart, ...]

@@ -93,7 +93,8 @@ def migrate(
     try:
         check()
         empty = conn.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
-        (_create if empty and upto is MIGRATIONS else _apply)(conn, upto)
+        bring = _create if empty and upto is MIGRATIONS else _apply
+        bring(conn, upto)
         conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version={len(upto)}")
         conn.execute("COMMIT")

@@ -175,11 +175,12 @@ class Tool:
             except AgentRLError:
                 raise
             except TimeoutError as error:
-                result = (
-                    ToolResult(f"Error: {self.name} took longer than {limit:g} s.", error="timeout")
-                    if deadline.expired()
-                    else ToolResult(_exception_text(error), error="exception")
-                )
+                if not deadline.expired():
+                    result = ToolResult(_exception_text(error), error="exception")
+                else:
+                    result = ToolResult(
+                        f"Error: {self.name} took longer than {limit:g} s.", error="timeout"
+                    )
             except Exception as error:  # noqa: BLE001 - a failing tool is an observation
                 result = ToolResult(_exception_text(error), error="exception")
             finally:

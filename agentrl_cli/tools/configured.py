@@ -141,8 +141,10 @@ def _short(
     if not name:
         raise ConfigError(f"{where} needs a name.")
     target = entry.get("function")
-    mine = own.get(name) if target is None else None
-    base = mine or as_tool(resolve("tools", TOOLS, str(target or name), base=folder))
+    if target is None and name in own:
+        base = own[name]
+    else:
+        base = as_tool(resolve("tools", TOOLS, str(target or name), base=folder))
     if config and type(base) is FunctionTool:
         hint = f"Its limits ({_names(set(Limits.__annotations__))}) are keys of the entry itself."
         raise ConfigError(f"{where}: {name} is a function and takes no config.", hint=hint)

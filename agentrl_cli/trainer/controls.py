@@ -162,7 +162,8 @@ class Controls:
             if key not in CHANGEABLE:
                 raise ConfigError(f"{key or 'nothing'} cannot be changed during a run.")
             *path, name = key.split(".")[1:]
-            setattr(getattr(self.train, path[0]) if path else self.train, name, value)
+            section = getattr(self.train, path[0]) if path else self.train
+            setattr(section, name, value)
             self.changed = True
         except (AgentRLError, ValueError) as error:
             self.store.journal.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))

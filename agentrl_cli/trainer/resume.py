@@ -89,7 +89,8 @@ def reopen_run(
 
 def _lessons(config: Config) -> list[Any]:
     """Return the settings by which a step's weights follow from those before it."""
-    train, sampled = config.train, config.rollout.model_dump(exclude=PACE)
+    train = config.train
+    sampled = config.rollout.model_dump(exclude=PACE)
     steps = train.steps if train.schedule.name != "constant" else None
     return [
         config.algo,

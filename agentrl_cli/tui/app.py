@@ -78,7 +78,9 @@ def is_light(theme: str, environ: Mapping[str, str] = os.environ) -> bool:
     if theme in ("dark", "light"):
         return theme == "light"
     last = environ.get("COLORFGBG", "").rpartition(";")[2]
-    return int(last) in (7, 15) if last.isdigit() else light_background(_ask())
+    if last.isdigit():
+        return int(last) in (7, 15)
+    return light_background(_ask())
 
 
 def light_background(answer: bytes) -> bool:

@@ -341,8 +341,9 @@ def problem(error: BaseException) -> tuple[int, str, str, str]:
 
 def _path_key(request: Request) -> str:
     path = request.path_params
-    attempt = f"{path['rollout']}/{path['attempt']}" if "rollout" in path else ""
-    return attempt or str(path.get("key", ""))
+    if "rollout" in path:
+        return f"{path['rollout']}/{path['attempt']}"
+    return str(path.get("key", ""))
 
 
 def _credential(request: Request) -> str:

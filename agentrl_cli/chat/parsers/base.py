@@ -74,7 +74,9 @@ def read_call(
 ) -> ToolCall:
     """Return a call written as one JSON object `{"name": …, "arguments": {…}}`; `keys` names the arguments' field."""
     value, error = read_json(raw.strip())
-    return unreadable(raw, error) if error else call_of(value, raw, keys)
+    if error:
+        return unreadable(raw, error)
+    return call_of(value, raw, keys)
 
 
 def unreadable(raw: str, error: str, key: str = "name") -> ToolCall:

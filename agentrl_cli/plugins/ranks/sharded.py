@@ -77,7 +77,8 @@ class Sharded(Replica):
         whole = self._whole_weights()
         with torch.no_grad():
             for number, own in enumerate(self.trained):
-                own.copy_(self.ranks.share(whole[number] if whole else None, self._part))
+                part = self.ranks.share(whole[number] if whole else None, self._part)
+                own.copy_(part)
             if self.critic is not None:
                 self.critic.head.load_state_dict(self.ranks.share(self.critic.head.state_dict()))
         if not self.ranks.share(state is not None):

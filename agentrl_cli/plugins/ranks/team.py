@@ -176,11 +176,10 @@ def open_team(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
     if ranks.size == 1:
         yield None
         return
-    place, store = (
-        listen(ranks)
-        if given is None
-        else (given, store_at(given.host, given.port, is_master=not given.joined))
-    )
+    if given is not None:
+        place, store = given, store_at(given.host, given.port, is_master=not given.joined)
+    else:
+        place, store = listen(ranks)
     here = 0 if given else ranks.here
     children = spawn([replace(place, rank=n, local=n) for n in range(1, here)], logs, here)
     team, well = Team(config, place, base, store, children), False

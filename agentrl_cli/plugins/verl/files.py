@@ -145,8 +145,9 @@ class VerlInteraction:
 
 def adapt_interaction(kind: type, config: Mapping[str, Any]) -> Maker | None:
     """Return a maker of an interaction for each episode; None if the class is not one of verl's."""
-    wanted = wants_verl(kind, "generate_response")
-    return (lambda: VerlInteraction(kind(dict(config)))) if wanted else None
+    if not wants_verl(kind, "generate_response"):
+        return None
+    return lambda: VerlInteraction(kind(dict(config)))
 
 
 def adapt_reward(
